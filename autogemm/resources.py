@@ -1,0 +1,102 @@
+"""What a Config costs and covers: tile geometry, shared memory, TMEM, registers, threads. Derived, never stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from .arch import ArchName
+from .config import Config
+from .dtypes import dtype as lookup_dtype
+
+# Barriers, the TMEM address and alignment of the stage ring to 1024 B (the 128-byte swizzle repeats every 1024 B:
+# PTX ISA, "Shared memory swizzle") fit in this many bytes before the ring.
+SMEM_HEADER_BYTES: Final = 1024
+THREADS_PER_WARPGROUP: Final = 128
+ACC_BYTES: Final = 4  # float32 accumulator
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Geometry:
+    """Which part of D one CTA and one cluster compute.
+
+    Attributes:
+        cta_rows, cta_cols: rows and columns of D per CTA.
+        cluster_rows, cluster_cols: rows and columns of D per cluster, the unit the scheduler hands out.
+        consumer_rows: rows one consumer accumulates.
+        cluster_ctas: CTAs per cluster.
+    """
+
+    cta_rows: int
+    cta_cols: int
+    cluster_rows: int
+    cluster_cols: int
+    consumer_rows: int
+    cluster_ctas: int
+
+
+def geometry(config: Config, arch_name: ArchName) -> Geometry:
+    """Return the tile geometry of ``config`` on ``arch_name`` (before a swap of A and B)."""
+    ctas = config.cta_group
+    if arch_name == "sm_100a":
+        # A tcgen05 pair splits M between its CTAs and lets both read the B halves: each CTA holds BLK_N rows of B
+        # and all CTA_GROUP*BLK_N columns of its accumulator (PTX ISA, "tcgen05.mma", cta_group::2).
+        rows, cols = config.num_consumer * config.blk_m, ctas * config.blk_n
+        return Geometry(
+            cta_rows=rows, cta_cols=cols, cluster_rows=ctas * rows, cluster_cols=cols,
+            consumer_rows=config.blk_m, cluster_ctas=ctas,
+        )  # fmt: skip
+    per_consumer = config.blk_m if config.pingpong else config.blk_m // max(1, config.num_consumer)
+    return Geometry(
+        cta_rows=config.blk_m, cta_cols=config.blk_n, cluster_rows=ctas * config.blk_m, cluster_cols=config.blk_n,
+        consumer_rows=per_consumer, cluster_ctas=ctas,
+    )  # fmt: skip
+
+
+def threads(config: Config) -> int:
+    """Return threads per CTA: one warpgroup per consumer and one that loads (and, on sm_100a, issues MMAs)."""
+    return (config.num_consumer + 1) * THREADS_PER_WARPGROUP
+
+
+def stage_bytes(config: Config, arch_name: ArchName, dtype: str) -> int:
+    """Return shared-memory bytes of one ring stage: the A tile and the B tile of one CTA."""
+    rows_a = config.blk_m * (config.num_consumer if arch_name == "sm_100a" else 1)
+    return (rows_a + config.blk_n) * config.blk_k * lookup_dtype(dtype).bytes
+
+
+def epilogue_bytes(config: Config, arch_name: ArchName, dtype: str) -> int:
+    """Return shared-memory bytes in which the consumers stage D for the TMA store: EPI_N columns each."""
+    rows = geometry(config, arch_name).consumer_rows * config.num_consumer
+    return rows * config.epi_n * lookup_dtype(dtype).bytes
+
+
+def smem_bytes(config: Config, arch_name: ArchName, dtype: str) -> int:
+    """Return dynamic shared memory of one CTA in bytes."""
+    return (
+        SMEM_HEADER_BYTES + config.pipe_depth * stage_bytes(config, arch_name, dtype) + epilogue_bytes(config, arch_name, dtype)
+    )
+
+
+def tmem_columns(config: Config) -> int:
+    """Return TMEM columns the accumulators of one CTA occupy (sm_100a)."""
+    return config.num_consumer * config.tmem_buffers * config.cta_group * config.blk_n
+
+
+def tmem_allocation(config: Config) -> int:
+    """Return TMEM columns to allocate: a power of two, at least 32 (PTX ISA, "tcgen05.alloc")."""
+    return max(32, 1 << (tmem_columns(config) - 1).bit_length())
+
+
+def accumulator_registers(config: Config) -> int:
+    """Return float32 accumulator registers per consumer thread (sm_90a, where wgmma accumulates in registers)."""
+    rows = geometry(config, "sm_90a").consumer_rows
+    return rows * config.blk_n // THREADS_PER_WARPGROUP
+
+
+def register_split(config: Config) -> tuple[int, int] | None:
+    """Return setmaxnreg values (producer, consumer) on sm_90a, or None where the launch value already suffices.
+
+    24 and 40 are the floors used by CUTLASS-style kernels for a TMA warpgroup; the sums stay within the 64 Ki
+    registers of an SM: 128*40 + 256*232 = 64512 and 128*32 + 384*160 = 65536.
+    """
+    return {1: None, 2: (40, 232), 3: (32, 160)}.get(config.num_consumer)
