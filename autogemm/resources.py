@@ -49,7 +49,7 @@ def geometry(config: Config, arch_name: ArchName) -> Geometry:
     per_consumer = config.blk_m if config.pingpong else config.blk_m // max(1, config.num_consumer)
     return Geometry(
         cta_rows=config.blk_m, cta_cols=config.blk_n, cluster_rows=ctas * config.blk_m, cluster_cols=config.blk_n,
-        consumer_rows=per_consumer, cluster_ctas=ctas,
+        consumer_rows=per_consumer, cluster_ctas=ctas * config.split_k,
     )  # fmt: skip
 
 
@@ -70,11 +70,20 @@ def epilogue_bytes(config: Config, arch_name: ArchName, dtype: str) -> int:
     return rows * config.epi_n * lookup_dtype(dtype).bytes
 
 
+def exchange_bytes(config: Config) -> int:
+    """Return shared-memory bytes in which a CTA receives SPLIT_K slices' partial sums of the columns it owns."""
+    return config.blk_m * config.blk_n * ACC_BYTES if config.split_k > 1 else 0
+
+
+def store_box(config: Config) -> int:
+    """Return columns of D per TMA store box on sm_90a: the widest swizzle span that fits EPI_N (or one MMA's 64 rows of B)."""
+    return 64 if config.swap_ab else next((box for box in (64, 32) if config.epi_n % box == 0), 16)
+
+
 def smem_bytes(config: Config, arch_name: ArchName, dtype: str) -> int:
     """Return dynamic shared memory of one CTA in bytes."""
-    return (
-        SMEM_HEADER_BYTES + config.pipe_depth * stage_bytes(config, arch_name, dtype) + epilogue_bytes(config, arch_name, dtype)
-    )
+    ring = config.pipe_depth * stage_bytes(config, arch_name, dtype)
+    return SMEM_HEADER_BYTES + ring + epilogue_bytes(config, arch_name, dtype) + exchange_bytes(config)
 
 
 def tmem_columns(config: Config) -> int:

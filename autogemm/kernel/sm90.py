@@ -1,0 +1,461 @@
+"""sm_90a kernel body: TMA producer, wgmma consumers, TMA-store epilogue; M, N, K and all strides at run time.
+
+One persistent cluster works through its tiles (see scheduler.py). Warpgroup 0 holds the producer, one elected thread that keeps
+a ring of PIPE_DEPTH stages filled through TMA; warpgroups 1.. are consumers that multiply from the ring with their accumulators
+in registers, leave one wgmma group in flight, and write their part of D through shared memory.
+
+The kernel computes ``out[rows, cols] = lhs[rows, K] . rhs[cols, K]^T``: lhs lies on the MMA's M side (64 rows an instruction),
+rhs on its N side (8 to 256). Plainly, lhs is A and rhs is B. With SWAP_AB lhs is B and rhs is A, so that a small M costs no idle
+MMA rows, and the epilogue transposes: D is written row-major either way.
+
+CTA_GROUP = 2: the cluster's CTAs take neighbouring row tiles and each loads half of the rhs tile for both (TMA multicast).
+PINGPONG: the two consumers take alternate tiles, one multiplying while the other stores.
+SPLIT_K: the cluster's CTAs take slices of K of one tile. Each then owns BLK_N/SPLIT_K columns of the result: all send their
+partial sums of those columns to the owner's shared memory, and the owner adds them in slice order, so that results repeat bit for
+bit. Nothing goes through global memory and no workspace is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from tvm.script import tirx as T
+from tvm.tirx.lang.pipeline import MBarrier, PipelineState, TMABar
+
+from ..config import Config
+from ..dtypes import dtype as lookup_dtype
+from ..manifest import Scalar, TensorMap
+from ..resources import (
+    SMEM_HEADER_BYTES,
+    accumulator_registers,
+    geometry,
+    register_split,
+    store_box,
+)
+from .pipeline import MMA2TMA, PART2SUM, SUM2PART, TMA2MMA, OrderBarriers, skip, warpgroup_barrier
+from .scheduler import RasterScheduler, raster_scalars
+
+MMA_M: Final = 64  # rows of one wgmma (PTX ISA, wgmma.mma_async: m64nNk16)
+MMA_K: Final = 16
+WARPGROUP: Final = 128
+ELEMENT_BYTES: Final = 2
+
+# 128 B measured best or equal on large shapes. Kernels that mostly stream one operand from device memory ask for 256 B, so that
+# a K step's 128-byte rows bring in the next step's.
+L2_PROMOTION_BYTES: Final = 128
+L2_PROMOTION_BYTES_STREAMING: Final = 256
+
+# CUtensorMapSwizzle (CUDA Driver API) by bytes of the box's inner extent.
+_SWIZZLE_CODE: Final = {32: 1, 64: 2, 128: 3}
+
+_LOAD: Final = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+_LOAD_MULTICAST: Final = _LOAD + ".multicast::cluster"
+_STORE: Final = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
+_SEND: Final = "st_async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
+_READ: Final = "ld.shared.v4.f32"
+
+# An empty asm that reads and writes one accumulator: keeps the compiler from moving register accesses across wgmma, which reads
+# and writes them asynchronously (T.cuda.wgmma.noop_barrier takes its register by value and so pins nothing).
+_PIN: Final = '__forceinline__ __device__ void autogemm_pin_register(float& r) { asm volatile("" : "+f"(r) :: "memory"); }'
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Plan:
+    """Sizes that the kernel text needs, derived from one Config; elements unless named otherwise."""
+
+    consumer_rows: int  # rows of a tile that one consumer accumulates
+    blocks: int  # 64-row MMAs on top of each other in one consumer
+    block_regs: int  # accumulator registers of one such block
+    cluster: int
+    owned_cols: int  # columns of a tile that one CTA writes
+    steps: int  # store steps of EPI_N
+    box: int  # inner extent of one store box
+    store_rows: int  # outer extent of one store box
+    partial_regs: int  # registers of partial sums sent to one owner
+
+    @classmethod
+    def of(cls, c: Config) -> _Plan:
+        geo = geometry(c, "sm_90a")
+        owned = c.blk_n // c.split_k
+        return cls(
+            consumer_rows=geo.consumer_rows, blocks=geo.consumer_rows // MMA_M, block_regs=c.blk_n * MMA_M // WARPGROUP,
+            cluster=geo.cluster_ctas, owned_cols=owned, steps=owned // c.epi_n, box=store_box(c),
+            store_rows=c.epi_n if c.swap_ab else geo.consumer_rows,
+            partial_regs=accumulator_registers(c) // c.split_k,
+        )  # fmt: skip
+
+
+def barrier_names(config: Config) -> tuple[str, ...]:
+    """Return the names of the kernel's mbarrier arrays, in allocation order."""
+    return (TMA2MMA, MMA2TMA) + ((PART2SUM, SUM2PART) if config.split_k > 1 else ())
+
+
+def manifest_parts(config: Config, dtype: str) -> tuple[tuple[Scalar, ...], tuple[TensorMap, ...], str, str]:
+    """Return (scalars, tensor maps, grid, workspace bytes) of the kernel's Manifest."""
+    c, plan = config, _Plan.of(config)
+    rows, cols, ld_lhs, ld_rhs = ("N", "M", "ldb", "lda") if c.swap_ab else ("M", "N", "lda", "ldb")
+    # A box that is mostly out of bounds costs as much as a full one (M = 16: 54 us against 38), so one that would hang over the
+    # only tile is cut to the tensor, in whole swizzle atoms of 8 rows. A multicast half is left alone: its peers count its bytes.
+    trims = c.cta_group == 1
+    lhs_box = f"min({c.blk_m}, round_up({rows}, 8))" if trims else str(c.blk_m)
+    rhs_box = f"min({c.blk_n}, round_up({cols}, 8))" if trims else str(c.blk_n // c.cta_group)
+    row_bytes = c.blk_k * lookup_dtype(dtype).bytes
+    scalars = (
+        Scalar(name="lhs_box", value=lhs_box),
+        Scalar(name="rhs_box", value=rhs_box),
+        Scalar(name="out_box", value=f"min({plan.store_rows}, round_up(M, 8))"),
+        Scalar(name="stage_bytes", value=f"(lhs_box + rhs_box * {c.cta_group}) * {row_bytes}"),
+        Scalar(name="k_steps", value=f"ceildiv(K, {c.blk_k})"),
+        Scalar(name="slice_steps", value=f"ceildiv(k_steps, {c.split_k})"),
+        *raster_scalars(
+            cluster_rows=c.cta_group * c.blk_m, cluster_cols=c.blk_n, cluster_ctas=plan.cluster, rows=rows, cols=cols
+        ),
+    )
+    promotion = L2_PROMOTION_BYTES_STREAMING if c.swap_ab or c.split_k > 1 else L2_PROMOTION_BYTES
+    maps = (
+        TensorMap(
+            name="lhs_map", operand="b" if c.swap_ab else "a", dims=("K", rows), strides_bytes=(f"{ld_lhs} * {ELEMENT_BYTES}",),
+            box=(str(c.blk_k), "lhs_box"), swizzle_bytes=128, l2_promotion_bytes=promotion,
+        ),
+        TensorMap(
+            name="rhs_map", operand="a" if c.swap_ab else "b", dims=("K", cols), strides_bytes=(f"{ld_rhs} * {ELEMENT_BYTES}",),
+            box=(str(c.blk_k), "rhs_box"), swizzle_bytes=128, l2_promotion_bytes=promotion,
+        ),
+        TensorMap(
+            name="out_map", operand="d", dims=("N", "M"), strides_bytes=(f"ldd * {ELEMENT_BYTES}",),
+            box=(str(plan.box), "out_box"), swizzle_bytes=plan.box * ELEMENT_BYTES, l2_promotion_bytes=L2_PROMOTION_BYTES,
+        ),
+    )  # fmt: skip
+    return scalars, maps, "grid", "0"
+
+
+def build(config: Config, dtype: str) -> Any:
+    """Return the TIRx PrimFunc ``gemm`` of a legal ``config``.
+
+    Its parameters are the matrices a [M,K], b [N,K] and d [M,N], then the scalars of ``manifest_parts`` that it uses and the row
+    strides lda, ldb, ldd.
+    """
+    c, p = config, _Plan.of(config)
+    BLK_M, BLK_N, BLK_K, DEPTH, CONSUMERS, EPI_N = c.blk_m, c.blk_n, c.blk_k, c.pipe_depth, c.num_consumer, c.epi_n
+    GROUP, SLICES, CLUSTER, PINGPONG, SWAP = c.cta_group, c.split_k, p.cluster, c.pingpong, c.swap_ab
+    ROWS, BLOCKS, BLOCK_REGS, BOX = p.consumer_rows, p.blocks, p.block_regs, p.box
+    LHS_STAGE, RHS_STAGE = BLK_M * BLK_K, BLK_N * BLK_K
+    RHS_PART = RHS_STAGE // GROUP
+    ACCUMULATORS, PARTIAL = BLOCKS * BLOCK_REGS, p.partial_regs
+    OWNED_REGS = PARTIAL // BLOCKS  # registers of one block that one CTA writes
+    REGISTERS = register_split(c)
+    SWIZZLE = _SWIZZLE_CODE[BOX * ELEMENT_BYTES]
+    ptx = lookup_dtype(dtype).ptx
+    MMA = f"wgmma.mma_async.sync.aligned.m64n{BLK_N}k16.f32.{ptx}.{ptx}"
+    CONVERT = f"cvt.rn.{ptx}x2.f32"
+    STAGE_D4 = f"stmatrix.sync.aligned.m8n8.x4{'.trans' if SWAP else ''}.shared.b16"
+    STAGE_D2 = "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16"
+
+    def lhs_of(a, b):
+        return b if SWAP else a
+
+    def rhs_of(a, b):
+        return a if SWAP else b
+
+    @T.prim_func
+    def gemm(
+        a: T.handle,
+        b: T.handle,
+        d: T.handle,
+        lda: T.int32,
+        ldb: T.int32,
+        ldd: T.int32,
+        lhs_box: T.int32,
+        rhs_box: T.int32,
+        out_box: T.int32,
+        stage_bytes: T.int32,
+        k_steps: T.int32,
+        slice_steps: T.int32,
+        grid: T.int32,
+        tile_count: T.int32,
+        cluster_count: T.int32,
+        full_tiles: T.int32,
+        group_tiles: T.int32,
+        group_tiles_mul: T.uint32,
+        group_tiles_shift: T.int32,
+        group_rows: T.int32,
+        group_rows_mul: T.uint32,
+        group_rows_shift: T.int32,
+        tail_rows: T.int32,
+        tail_rows_mul: T.uint32,
+        tail_rows_shift: T.int32,
+    ):
+        M = T.int32()
+        N = T.int32()
+        K = T.int32()
+        A = T.match_buffer(a, (M, K), dtype)
+        B = T.match_buffer(b, (N, K), dtype)
+        D = T.match_buffer(d, (M, N), dtype)
+        # The launcher encodes the maps from the manifest; these calls tell the CPU execution the same.
+        lhs_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+        T.call_packed("runtime.cuTensorMapEncodeTiled", lhs_map, dtype, 2, lhs_of(A, B).data, K, lhs_of(M, N), lhs_of(lda, ldb) * 2, BLK_K, lhs_box, 1, 1, 0, 3, 2, 0)  # fmt: skip  # noqa: E501
+        rhs_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+        T.call_packed("runtime.cuTensorMapEncodeTiled", rhs_map, dtype, 2, rhs_of(A, B).data, K, rhs_of(M, N), rhs_of(lda, ldb) * 2, BLK_K, rhs_box, 1, 1, 0, 3, 2, 0)  # fmt: skip  # noqa: E501
+        out_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
+        T.call_packed("runtime.cuTensorMapEncodeTiled", out_map, dtype, 2, D.data, N, M, ldd * 2, BOX, out_box, 1, 1, 0, SWIZZLE, 2, 0)  # fmt: skip  # noqa: E501
+
+        T.device_entry()
+        T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
+        cta_rank = T.cta_id_in_cluster([CLUSTER])
+        bx = T.cta_id([grid])
+        wg_id = T.warpgroup_id([CONSUMERS + 1])
+        warp_id = T.warp_id_in_wg([4])
+        lane_id = T.lane_id([32])
+
+        # ---------------- shared memory and barriers ----------------
+        pool = T.SMEMPool()
+        tma2mma = TMABar(pool, DEPTH)
+        mma2tma = MBarrier(pool, DEPTH)
+        if SLICES > 1:
+            part2sum = TMABar(pool, CONSUMERS)
+            sum2part = MBarrier(pool, CONSUMERS)
+        pool.move_base_to(SMEM_HEADER_BYTES)
+        lhs_smem = pool.alloc((DEPTH, LHS_STAGE), dtype)
+        rhs_smem = pool.alloc((DEPTH, RHS_STAGE), dtype)
+        out_smem = pool.alloc((CONSUMERS, ROWS * EPI_N), dtype)
+        if SLICES > 1:
+            partials = pool.alloc((CONSUMERS, SLICES, PARTIAL * WARPGROUP), "float32")
+        tma2mma.init(1)
+        mma2tma.init((1 if PINGPONG else CONSUMERS) * GROUP)
+        if SLICES > 1:
+            part2sum.init(1)
+            sum2part.init(SLICES)
+        pool.commit()
+        T.ptx.fence.proxy.async_.shared__cta()
+        T.ptx.fence.mbarrier_init.release.cluster()
+        if CLUSTER > 1:
+            # A peer's arrive or multicast must not reach a barrier before it is initialised.
+            T.cuda.cluster_sync()
+        else:
+            T.cuda.cta_sync()
+
+        sched = RasterScheduler(
+            (
+                tile_count, cluster_count, full_tiles, group_tiles, group_tiles_mul, group_tiles_shift,
+                group_rows, group_rows_mul, group_rows_shift, tail_rows, tail_rows_mul, tail_rows_shift,
+            )
+        )  # fmt: skip
+        sched.init(bx // CLUSTER)
+        tile_row = T.meta_var((sched.m_idx * GROUP + (cta_rank if GROUP > 1 else 0)) * BLK_M)
+        tile_col = T.meta_var(sched.n_idx * BLK_N)
+        # A slice past the end of K multiplies one step of zeros that TMA fills in, so that every slice has a sum to send.
+        first_step = T.meta_var(cta_rank * slice_steps if SLICES > 1 else 0)
+        steps = T.meta_var(T.max(1, T.min(slice_steps, k_steps - first_step)) if SLICES > 1 else k_steps)
+
+        if wg_id == 0:
+            # ---------------- producer ----------------
+            if REGISTERS is not None:
+                T.ptx.setmaxnreg.dec.sync.aligned.u32(REGISTERS[0])
+            if warp_id == 0:
+                fill = PipelineState(DEPTH, phase=1)
+                if T.cuda.elect_sync():
+                    T.ptx.prefetch.tensormap(T.address_of(lhs_map))
+                    T.ptx.prefetch.tensormap(T.address_of(rhs_map))
+                    T.ptx.prefetch.tensormap(T.address_of(out_map))
+                    # Under programmatic dependent launch: nothing of the previous kernel's may be read or overwritten before it
+                    # ends (consumers are ordered behind these loads), and the next kernel may take over SM by SM.
+                    T.ptx.griddepcontrol.wait()
+                    T.ptx.griddepcontrol.launch_dependents()
+                    while sched.valid():
+                        for k in T.serial(steps, unroll=False):
+                            mma2tma.wait(fill.stage, fill.phase)
+                            tma2mma.arrive(fill.stage, stage_bytes)
+                            T.ptx[_LOAD](lhs_smem.ptr_to([fill.stage, 0]), T.address_of(lhs_map), (first_step + k) * BLK_K, tile_row, tma2mma.ptr_to([fill.stage]))  # fmt: skip  # noqa: E501
+                            if GROUP > 1:
+                                T.ptx[_LOAD_MULTICAST](rhs_smem.ptr_to([fill.stage, cta_rank * RHS_PART]), T.address_of(rhs_map), (first_step + k) * BLK_K, tile_col + cta_rank * (BLK_N // GROUP), tma2mma.ptr_to([fill.stage]), T.uint16((1 << GROUP) - 1))  # fmt: skip  # noqa: E501
+                            else:
+                                T.ptx[_LOAD](rhs_smem.ptr_to([fill.stage, 0]), T.address_of(rhs_map), (first_step + k) * BLK_K, tile_col, tma2mma.ptr_to([fill.stage]))  # fmt: skip  # noqa: E501
+                            fill.advance()
+                        sched.next_tile()
+        else:
+            # ---------------- consumers ----------------
+            if REGISTERS is not None:
+                T.ptx.setmaxnreg.inc.sync.aligned.u32(REGISTERS[1])
+            ring = PipelineState(DEPTH, phase=0)
+            previous = T.local_scalar("int32")
+            row0 = T.local_scalar("int32")
+            col0 = T.local_scalar("int32")
+            acc = T.alloc_local((ACCUMULATORS,), "float32")
+            packed = T.alloc_local((4,), "uint32")
+            lhs_desc = T.alloc_local((1,), "uint64")
+            rhs_desc = T.alloc_local((1,), "uint64")
+            consumer = T.meta_var(wg_id - 1)
+            own_row = T.meta_var(0 if PINGPONG else consumer * ROWS)
+            thread = T.meta_var(warp_id * 32 + lane_id)
+            order = OrderBarriers()
+            if SLICES > 1:
+                total = T.alloc_local((PARTIAL,), "float32")
+                term = T.alloc_local((4,), "float32")
+                peer_data = T.alloc_local((1,), "uint32")
+                peer_bar = T.alloc_local((1,), "uint32")
+                round_phase = T.local_scalar("int32")
+                round_phase = 0
+            # Both operands K-major with 128-byte swizzle: 8-row atoms 1024 B apart (PTX ISA, "Matrix-descriptor format").
+            T.cuda.wgmma.encode_matrix_descriptor(T.address_of(lhs_desc[0]), lhs_smem.ptr_to([0, own_row * BLK_K]), 1, 64, 3)
+            T.cuda.wgmma.encode_matrix_descriptor(T.address_of(rhs_desc[0]), rhs_smem.ptr_to([0, 0]), 1, 64, 3)
+
+            @T.inline
+            def pin_accumulators():
+                for i in T.unroll(ACCUMULATORS):
+                    T.evaluate(T.cuda.func_call("autogemm_pin_register", acc[i], source_code=_PIN))
+
+            @T.inline
+            def release(stage):
+                if GROUP > 1:
+                    if thread < GROUP:
+                        mma2tma.arrive(stage, remote=thread)
+                else:
+                    if thread == 0:
+                        mma2tma.arrive(stage)
+
+            @T.inline
+            def multiply(step):
+                pin_accumulators()
+                T.ptx.wgmma.fence.sync.aligned()
+                for kk in T.unroll(BLK_K // MMA_K):
+                    for mb in T.unroll(BLOCKS):
+                        T.ptx[MMA](
+                            *[acc[mb * BLOCK_REGS + i] for i in range(BLOCK_REGS)],
+                            lhs_desc[0] + T.Cast("uint64", ring.stage * (LHS_STAGE * 2 // 16) + (mb * MMA_M * BLK_K * 2 // 16 + kk * 2)),
+                            rhs_desc[0] + T.Cast("uint64", ring.stage * (RHS_STAGE * 2 // 16) + kk * 2),
+                            (step + kk) != 0, 1, 1, 0, 0,
+                        )  # fmt: skip
+                T.ptx.wgmma.commit_group.sync.aligned()
+                pin_accumulators()
+
+            @T.inline
+            def next_tile():
+                sched.next_tile()
+                if PINGPONG:  # and pass over the other consumer's
+                    sched.next_tile()
+                    skip(ring, steps, DEPTH)
+
+            @T.inline
+            def exchange_partials():
+                """Send every owner its columns' partial sums, receive this CTA's from all slices, add them in slice order."""
+                sum2part.wait(consumer, round_phase ^ 1)
+                if thread == 0:
+                    part2sum.arrive(consumer, SLICES * PARTIAL * WARPGROUP * 4)
+                for owner in T.unroll(SLICES):
+                    T.evaluate(T.ptx.mapa.shared__cluster.u32(peer_data[0], T.cuda.cvta_generic_to_shared(partials.ptr_to([consumer, cta_rank, thread * 4])), T.uint32(owner)))  # fmt: skip  # noqa: E501
+                    T.evaluate(T.ptx.mapa.shared__cluster.u32(peer_bar[0], T.cuda.cvta_generic_to_shared(part2sum.ptr_to([consumer])), T.uint32(owner)))  # fmt: skip  # noqa: E501
+                    for mb in T.unroll(BLOCKS):
+                        for i in T.unroll(OWNED_REGS // 4):
+                            base = T.meta_var(mb * BLOCK_REGS + owner * OWNED_REGS + i * 4)
+                            T.ptx[_SEND](
+                                peer_data[0] + T.uint32((mb * (OWNED_REGS // 4) + i) * WARPGROUP * 16),
+                                acc[base], acc[base + 1], acc[base + 2], acc[base + 3], peer_bar[0],
+                            )  # fmt: skip
+                part2sum.wait(consumer, round_phase)
+                round_phase = round_phase ^ 1
+                for i in T.unroll(PARTIAL // 4):
+                    for s in T.unroll(SLICES):
+                        T.ptx[_READ](term[0], term[1], term[2], term[3], partials.ptr_to([consumer, s, i * (WARPGROUP * 4) + thread * 4]))  # fmt: skip  # noqa: E501
+                        for j in T.unroll(4):
+                            if s == 0:
+                                total[i * 4 + j] = term[j]
+                            else:
+                                total[i * 4 + j] = total[i * 4 + j] + term[j]
+                T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))
+                if thread < SLICES:
+                    sum2part.arrive(consumer, remote=thread)
+
+            @T.inline
+            def convert(mb, base, count):
+                """Round registers base.. of block mb, of the columns that this CTA writes, to pairs."""
+                for q in T.unroll(count):
+                    if SLICES > 1:
+                        i = T.meta_var(mb * OWNED_REGS + base + 2 * q)
+                        T.ptx[CONVERT](packed[q], total[i + 1], total[i])
+                    else:
+                        i = T.meta_var(mb * BLOCK_REGS + base + 2 * q)
+                        T.ptx[CONVERT](packed[q], acc[i + 1], acc[i])
+
+            @T.inline
+            def stage_rows(e):
+                """Stage EPI_N columns as row-major boxes of BOX columns, swizzled as the TMA store expects."""
+                swizzle = T.meta_var(lane_id % 8 // (64 // BOX))
+                for mb in T.unroll(BLOCKS):
+                    for s in T.unroll(EPI_N // BOX):
+                        for j in T.unroll(BOX // 16):
+                            convert(mb, (e * EPI_N + s * BOX + j * 16) // 2, 4)
+                            row = T.meta_var(mb * MMA_M + warp_id * 16 + lane_id % 16)
+                            chunk = T.meta_var((2 * j + lane_id // 16) ^ swizzle)
+                            T.ptx[STAGE_D4](out_smem.ptr_to([consumer, s * (ROWS * BOX) + row * BOX + chunk * 8]), packed[0], packed[1], packed[2], packed[3])  # fmt: skip  # noqa: E501
+
+            @T.inline
+            def stage_transposed(e):
+                """Stage EPI_N accumulator columns as EPI_N rows of D, in boxes of 64 columns (one per block)."""
+                for mb in T.unroll(BLOCKS):
+                    chunk = T.meta_var((warp_id * 2 + lane_id // 8 % 2) ^ (lane_id % 8))
+                    for j in T.unroll(EPI_N // 16):
+                        convert(mb, (e * EPI_N + j * 16) // 2, 4)
+                        row = T.meta_var(j * 16 + lane_id // 16 * 8 + lane_id % 8)
+                        T.ptx[STAGE_D4](out_smem.ptr_to([consumer, mb * (EPI_N * BOX) + row * BOX + chunk * 8]), packed[0], packed[1], packed[2], packed[3])  # fmt: skip  # noqa: E501
+                    if EPI_N % 16 == 8:
+                        convert(mb, (e * EPI_N + EPI_N - 8) // 2, 2)
+                        T.ptx[STAGE_D2](out_smem.ptr_to([consumer, mb * (EPI_N * BOX) + (EPI_N - 8 + lane_id % 8) * BOX + chunk * 8]), packed[0], packed[1])  # fmt: skip  # noqa: E501
+
+            @T.inline
+            def store(e):
+                own_col = T.meta_var(col0 + (cta_rank * p.owned_cols if SLICES > 1 else 0) + e * EPI_N)
+                if SWAP:
+                    for mb in T.unroll(BLOCKS):
+                        T.ptx[_STORE](T.address_of(out_map), row0 + own_row + mb * MMA_M, own_col, out_smem.ptr_to([consumer, mb * (EPI_N * BOX)]))  # fmt: skip  # noqa: E501
+                else:
+                    for s in T.unroll(EPI_N // BOX):
+                        T.ptx[_STORE](T.address_of(out_map), own_col + s * BOX, row0 + own_row, out_smem.ptr_to([consumer, s * (ROWS * BOX)]))  # fmt: skip  # noqa: E501
+
+            if PINGPONG:
+                if consumer == 1:
+                    order.pass_turn(1)
+                    sched.next_tile()
+                    skip(ring, steps, DEPTH)
+
+            while sched.valid():
+                row0 = tile_row
+                col0 = tile_col
+                if PINGPONG:
+                    order.wait(consumer)
+                for k in T.serial(steps, unroll=2):
+                    tma2mma.wait(ring.stage, ring.phase)
+                    multiply(k)
+                    T.ptx.wgmma.wait_group.sync.aligned(1)
+                    if k > 0:
+                        release(previous)
+                    previous = ring.stage
+                    ring.advance()
+                if PINGPONG:
+                    order.pass_turn(consumer)
+                next_tile()  # decoded while the last MMAs run
+                T.ptx.wgmma.wait_group.sync.aligned(0)
+                pin_accumulators()
+                release(previous)
+                if SLICES > 1:
+                    exchange_partials()
+                for e in T.unroll(p.steps):
+                    if thread == 0:
+                        T.ptx.cp.async_.bulk.wait_group.read(0)
+                    T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))
+                    if SWAP:
+                        stage_transposed(e)
+                    else:
+                        stage_rows(e)
+                    T.ptx.fence.proxy.async_.shared__cta()
+                    T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))
+                    if thread == 0:
+                        store(e)
+                        T.ptx.cp.async_.bulk.commit_group()
+            if thread == 0:
+                T.ptx.cp.async_.bulk.wait_group(0)
+        if CLUSTER > 1:
+            # No CTA may leave while a peer can still write to its shared memory.
+            T.cuda.cluster_sync()
+
+    return gemm
