@@ -67,7 +67,7 @@ def _incomplete_beta(x: float, a: float, b: float) -> float:
         return 0.0 if x <= 0 else 1.0
     if x > (a + 1) / (a + b + 2):  # the fraction converges fast only below the mean
         return 1 - _incomplete_beta(1 - x, b, a)
-    front = math.exp(a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)) / a
+    front: float = math.exp(a * math.log(x) + b * math.log1p(-x) + math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)) / a
     c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1))
     fraction = d
     for m in range(1, 300):
@@ -79,7 +79,7 @@ def _incomplete_beta(x: float, a: float, b: float) -> float:
             fraction *= c * d
         if abs(c * d - 1) < 1e-14:
             break
-    return front * fraction
+    return float(front * fraction)
 
 
 def signed_rank_p(values: Sequence[float]) -> float:
