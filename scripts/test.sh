@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Set up, then check style, types and behaviour. Arguments go to pytest: scripts/test.sh tests/test_cli.py -k shape
+# Set up, then run every test; style and types are tests too (tests/test_repo.py).
+# Arguments go to pytest: scripts/test.sh tests/test_cli.py -k shape
 set -eu
 cd "$(dirname "$0")/.."
 bash scripts/setup.sh
@@ -14,9 +15,5 @@ fi
 
 # Two test processes share the cores; more threads in each would only fight.
 export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
-bin=.venv/bin
-"$bin/ruff" check --quiet .
-"$bin/ruff" format --quiet --check .
-"$bin/mypy"
-# loadfile: a file's compiled kernels are made by one process only.
-exec "$bin/python" -m pytest -n 2 --dist loadfile "$@"
+# loadfile: what the tests of one file share, such as compiled kernels, is made in one process only.
+exec .venv/bin/python -m pytest -n 2 --dist loadfile "$@"
