@@ -12,20 +12,13 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, Protocol
+from typing import Literal
 
+from ..errors import NothingFound
+from ..measure.timer import BASELINE, Timer
 from .stats import half_width, resampled, slower_p
 
-BASELINE: Final = "baseline"
-
 Ending = Literal["separated", "tied", "budget"]
-
-
-class Timer(Protocol):
-    """Times named candidates in interleaved rounds; the baseline is always one of them."""
-
-    def round(self, candidates: Sequence[str]) -> dict[str, float]:
-        """Return seconds per call of each candidate and of ``baseline``, all from one interleaved round."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,13 +56,15 @@ class Heat:
     Attributes:
         samples: seconds per call by candidate and round, ``baseline`` among them; a dropped candidate's list is shorter.
         survivors: candidates not dropped, fastest first.
-        dropped: round at which each other candidate was dropped.
+        dropped: round at which each other candidate was dropped for being slower.
+        failed: candidates that the timer stopped reporting.
         ended: why the heat ended.
     """
 
     samples: dict[str, list[float]] = field(default_factory=dict)
     survivors: list[str] = field(default_factory=list)
     dropped: dict[str, int] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
     ended: Ending = "budget"
 
     @property
@@ -115,6 +110,9 @@ def run_heat(
         entered: candidates of the whole race, for the error level of each test.
         settle: end as soon as every survivor is tied with the fastest (the final heat).
         stop: asked before every round but the first; True ends the heat with what there is.
+
+    Raises:
+        NothingFound: no candidate is left that the timer can time.
     """  # fmt: skip
     heat = Heat(samples={name: [] for name in (BASELINE, *candidates)}, survivors=list(candidates))
     alpha = rules.error_level / max(1, entered * rules.looks)
@@ -124,6 +122,10 @@ def run_heat(
                 heat.survivors = _by_speed(heat)
                 return heat
             times = timer.round(tuple(heat.survivors))
+            heat.failed += [name for name in heat.survivors if name not in times]
+            heat.survivors = [name for name in heat.survivors if name in times]
+            if not heat.survivors:
+                raise NothingFound("every candidate of the race failed while it was timed")
             for name in (BASELINE, *heat.survivors):
                 heat.samples[name].append(times[name])
         heat.survivors = _by_speed(heat)

@@ -99,7 +99,7 @@ def signed_rank_p(values: Sequence[float]) -> float:
     for rank in ranks:
         shifted = [0] * rank + counts
         counts = [a + b for a, b in zip(shifted, counts + [0] * rank, strict=True)]
-    return sum(counts[observed:]) / 2 ** len(ranks)
+    return float(sum(counts[observed:]) / 2 ** len(ranks))
 
 
 def resampled(
