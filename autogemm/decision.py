@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 from .arch import ArchName
 from .config import Config, named_config
 from .constraints import problem_violations, violations
+from .device import Device
 from .errors import InputError
 from .problem import Problem
 from .record import Key, Row
@@ -31,25 +32,6 @@ DEFAULT_CONFIG: Final[dict[ArchName, Config]] = {
     "sm_90a": named_config("cooperative", "sm_90a"),
     "sm_100a": named_config("v9", "sm_100a"),
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Device:
-    """What a choice depends on of the GPU that runs it.
-
-    Attributes:
-        arch: compute architecture, None if no kernels are generated for it.
-        gpu: slug, the folder under ``tuned/``.
-        sm_count: streaming multiprocessors it has.
-        driver: driver version, None where unknown.
-        name: for people.
-    """
-
-    arch: ArchName | None
-    gpu: str
-    sm_count: int
-    driver: str | None = None
-    name: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,6 +57,8 @@ class Decision:
 
     Attributes:
         source: ``exact``, ``nearest``, ``default`` or ``torch`` (cuBLAS through torch.matmul).
+        problem: what was asked; None if the tensors pose no Problem.
+        arch: of the device, None if no kernels are generated for it.
         config: what to launch; None for ``torch``.
         row: the Row that was decisive, also where it says that cuBLAS is faster; None if none was.
         status: ``measured`` or ``predicted`` for the row's evidence, ``none`` without a row.
@@ -87,9 +71,10 @@ class Decision:
     """
 
     source: Source
-    problem: Problem
+    problem: Problem | None
     reason: str
     sm_count: int
+    arch: ArchName | None = None
     config: Config | None = None
     row: Row | None = None
     slowdown_bound: float | None = None
@@ -103,7 +88,7 @@ class Decision:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dict; the row is named by its key."""
         return {
-            "source": self.source, "problem": str(self.problem),
+            "source": self.source, "problem": None if self.problem is None else str(self.problem), "arch": self.arch,
             "config": None if self.config is None else self.config.to_knobs(),
             "config_id": None if self.config is None else self.config.id,
             "row": None if self.row is None else str(self.row.key), "status": self.status,
@@ -113,7 +98,14 @@ class Decision:
 
     def __str__(self) -> str:
         runs = "torch.matmul" if self.config is None else self.config.id
-        return f"{self.problem}: {self.source} -> {runs}: {self.reason}"
+        return f"{self.problem or 'no problem'}: {self.source} -> {runs}: {self.reason}"
+
+    def instead(self, reason: str, sm_count: int) -> Decision:
+        """Return torch.matmul in place of this pick, which can't be carried out here for ``reason``."""
+        return replace(
+            self, source="torch", config=None, slowdown_bound=None, regret_bound=None, sm_count=sm_count,
+            reason=f"{reason} (it would be {self.source}: {self.reason})",
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,7 +214,7 @@ def decide(
         InputError: ``sm_count`` is no integer from 1 to the device's.
     """
     budget = sm_budget(sm_count, device)
-    to_torch = Decision(source="torch", problem=problem, sm_count=device.sm_count, reason="")
+    to_torch = Decision(source="torch", problem=problem, sm_count=device.sm_count, reason="", arch=device.arch)
     if device.arch is None:
         return replace(to_torch, reason=f"no kernels are generated for {device.name or device.gpu}")
     broken = problem_violations(problem)
@@ -231,8 +223,8 @@ def decide(
     key = Key.of(problem, arch=device.arch, gpu=device.gpu, sm_count=budget)
     exact = table.by_key.get(key)
     picks = [
-        _from_exact(exact, to_torch, budget) if exact is not None else None,
-        None if exact is not None and exact.status == "measured" else _from_neighbours(key, table, to_torch),
+        _from_exact(exact, to_torch, problem, budget) if exact is not None else None,
+        None if exact is not None and exact.status == "measured" else _from_neighbours(key, table, to_torch, problem),
     ]
     measured = next((pick for pick in picks if pick is not None and pick.status == "measured"), None)
     if measured is not None and (dense or measured.config is None):
@@ -246,7 +238,7 @@ def decide(
         return replace(
             measured, source="nearest", slowdown_bound=None, regret_bound=None, reason=f"{measured.reason}, but {why}"
         )
-    return _unmeasured(exact, key, device, table, to_torch, unmeasured)
+    return _unmeasured(exact, key, device, table, to_torch, problem, unmeasured)
 
 
 def sm_budget(sm_count: int | None, device: Device) -> int:
@@ -264,9 +256,9 @@ def sm_budget(sm_count: int | None, device: Device) -> int:
     return sm_count
 
 
-def _from_exact(row: Row, to_torch: Decision, budget: int) -> Decision | None:
+def _from_exact(row: Row, to_torch: Decision, problem: Problem, budget: int) -> Decision | None:
     """Return the decision a Row for exactly this question makes, None if it is no measured one."""
-    refused = _refusal(row, to_torch.problem)
+    refused = _refusal(row, problem, budget)
     if refused:
         return replace(to_torch, row=row, reason=f"the row for this shape is unusable: {refused}") if row.measurement else None
     ratio = row.ratio()
@@ -282,15 +274,17 @@ def _from_exact(row: Row, to_torch: Decision, budget: int) -> Decision | None:
     )  # fmt: skip
 
 
-def _refusal(row: Row, problem: Problem) -> str:
-    """Return why the Row's Config may not run ``problem``; empty if it may."""
+def _refusal(row: Row, problem: Problem, budget: int) -> str:
+    """Return why the Row's Config may not run ``problem`` on ``budget`` SMs; empty if it may."""
     broken = violations(row.config, row.key.arch, problem)
+    if row.config.cta_group > budget:
+        broken.append(f"its clusters of {row.config.cta_group} CTAs need as many SMs, the budget is {budget}")
     if row.check is not None and not row.check.passed:
         broken.append(f"its kernel failed the CPU check ({', '.join(row.check.findings)})")
     return "; ".join(broken)
 
 
-def _from_neighbours(key: Key, table: Table, to_torch: Decision) -> Decision | None:
+def _from_neighbours(key: Key, table: Table, to_torch: Decision, problem: Problem) -> Decision | None:
     """Return a neighbour's Config if measurements prove it no slower than cuBLAS here, else None.
 
     No kernel takes longer on a shape than on one that is at least as large in every extent, and cuBLAS takes no less than on
@@ -300,7 +294,9 @@ def _from_neighbours(key: Key, table: Table, to_torch: Decision) -> Decision | N
         row for row in table.family(key)
         if row.key.gpu == key.gpu and row.key.sm_count == key.sm_count and row.measurement is not None
     ]  # fmt: skip
-    above = [row for row in same if _within(key, row.key) and row.choice == "autogemm" and not _refusal(row, to_torch.problem)]
+    above = [
+        row for row in same if _within(key, row.key) and row.choice == "autogemm" and not _refusal(row, problem, key.sm_count)
+    ]
     below = [row for row in same if _within(row.key, key)]
     if not above or not below:
         return None
@@ -329,30 +325,36 @@ def _baseline_s(row: Row) -> float:
     return statistics.median(row.measurement.warm.baseline_s)
 
 
-def _unmeasured(exact: Row | None, key: Key, device: Device, table: Table, to_torch: Decision, allowed: bool) -> Decision:
+def _unmeasured(
+    exact: Row | None, key: Key, device: Device, table: Table, to_torch: Decision, problem: Problem, allowed: bool
+) -> Decision:
     """Return the pick that no measurement backs, if ``allowed``; otherwise torch.matmul, with what could have been."""
-    problem, arch_name = to_torch.problem, key.arch
     launched = replace(to_torch, sm_count=key.sm_count)
     if key.sm_count < device.sm_count:
         whole = table.by_key.get(replace(key, sm_count=device.sm_count))
-        if whole is not None and whole.choice == "autogemm" and whole.measurement and not _refusal(whole, problem):
+        if (
+            whole is not None
+            and whole.choice == "autogemm"
+            and whole.measurement
+            and not _refusal(whole, problem, key.sm_count)
+        ):
             # The caller asked to leave SMs free, which cuBLAS can't do; the kernel tuned for the whole GPU can.
             return replace(
                 launched, source="nearest", row=whole, config=whole.config,
                 reason=f"no row for {key.sm_count} SMs; the kernel measured {whole.ratio():.3f} x cuBLAS on "
                 f"{device.sm_count} SMs keeps to the budget, its time there is not measured",
             )  # fmt: skip
-    if exact is not None and not (refused := _refusal(exact, problem)):
+    if exact is not None and not (refused := _refusal(exact, problem, key.sm_count)):
         assert exact.prediction is not None
         what = f"the row for this shape is predicted by {exact.prediction.model}, not measured"
         if allowed:
             return replace(launched, source="exact", row=exact, config=exact.config, reason=what)
         return replace(to_torch, row=exact, reason=f"{what}; tune on this GPU, or set AUTOGEMM_UNMEASURED=1 to run it")
     why = f"the row for this shape is unusable: {refused}" if exact is not None else _why_no_row(key, table)
-    default = DEFAULT_CONFIG[arch_name]
-    if allowed and not violations(default, arch_name, problem):
+    default = DEFAULT_CONFIG[key.arch]
+    if allowed and not violations(default, key.arch, problem) and default.cta_group <= key.sm_count:
         return replace(
-            launched, source="default", config=default, reason=f"{why}; the default config of {arch_name}, not measured"
+            launched, source="default", config=default, reason=f"{why}; the default config of {key.arch}, not measured"
         )
     return replace(to_torch, reason=f"{why}; to tune it: autogemm tune --shape {problem.shape}")
 

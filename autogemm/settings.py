@@ -30,6 +30,11 @@ def database_folder() -> Path:
     return Path(given).expanduser() if given else data_folder("tuned")
 
 
+def allow_unmeasured() -> bool:
+    """Return whether dispatch may run kernels that nothing measured backs: ``AUTOGEMM_UNMEASURED=1``; by default it may not."""
+    return os.environ.get("AUTOGEMM_UNMEASURED", "").lower() in ("1", "true", "yes", "on")
+
+
 def data_folder(name: Literal["search_spaces", "tuned"]) -> Path:
     """Return a folder that ships with the package: beside it in a checkout, inside it in an installed wheel.
 
