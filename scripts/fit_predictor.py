@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=25)
     given = parser.parse_args()
     configs, points = load()
-    start = constants(gpu("nvidia-h200"))
+    start = replace(constants(gpu("nvidia-h200")), pingpong_trims=False)  # as recorded
     report("shipped constants, all shapes", scores(configs, points, start))
     if not given.steps:
         return

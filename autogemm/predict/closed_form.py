@@ -51,8 +51,9 @@ def predict(
     """
     sms = gpu.sm_count if sm_count is None else sm_count
     pair = config.cta_group
-    if not pair <= sms <= gpu.sm_count:
-        raise InputError(f"sm_count={sms} is outside {pair} to {gpu.sm_count}, one cluster to all SMs of {gpu.slug}")
+    ctas = pair * config.split_k  # slices of K of one tile share a cluster
+    if not ctas <= sms <= gpu.sm_count:
+        raise InputError(f"sm_count={sms} is outside {ctas} to {gpu.sm_count}, one cluster to all SMs of {gpu.slug}")
     c = constants(gpu) if use is None else use
     p = c.overlap
     blackwell = gpu.arch == "sm_100a"
@@ -65,8 +66,8 @@ def predict(
     cols = pair * config.blk_n if blackwell else config.blk_n
     cluster_rows = pair * cta_rows
     row_tiles, col_tiles = ceildiv(m, cluster_rows), ceildiv(n, cols)
-    tiles = row_tiles * col_tiles * config.split_k
-    clusters = min(tiles, sms // pair)
+    tiles = row_tiles * col_tiles
+    clusters = min(tiles, sms // ctas)
     waves = ceildiv(tiles, clusters)
     k_steps = ceildiv(ceildiv(k, config.blk_k), config.split_k)
 
@@ -75,11 +76,11 @@ def predict(
     pingpong = config.pingpong
     issue = c.pingpong_step_cycles if pingpong else c.step_cycles[config.num_consumer - 1]
     a_rows = min(cta_rows, m)
-    trimmed = not blackwell and pair == 1 and not pingpong  # the launcher shrinks the box of A to M
+    trimmed = not blackwell and pair == 1 and (c.pingpong_trims or not pingpong)  # the launcher shrinks the box of A to M
     outside = 0 if trimmed or m >= cluster_rows else cta_rows - max(0, m - (pair - 1) * cta_rows)
     row_bytes = config.blk_k * size
     shared = c.b_sharing if pair == 1 else pair
-    l2_bytes = (a_rows + cols / shared) * row_bytes * clusters * pair
+    l2_bytes = (a_rows + cols / shared) * row_bytes * clusters * ctas
     total_bytes = size * (m * k + n * k + m * n)
     held = c.l2_part * gpu.l2_bytes
     miss = max(0.0, 1 - held / total_bytes)
@@ -89,11 +90,13 @@ def predict(
     sm_bounds = (mma + issue) ** p + latency**p + (c.zero_fill_cycles * outside) ** p
     l2_share_s = l2_bytes * miss / c.l2_miss_bytes_per_s
     consumer_rows = cta_rows if pingpong else cta_rows / config.num_consumer
-    epilogue = c.epilogue_column_cycles * cols * consumer_rows / 64 + c.epilogue_step_cycles * (cols / config.epi_n)
-    if config.split_k > 1:
-        epilogue += config.split_k * cta_rows * cols * 4 / c.slice_bytes_per_cycle
-    launch_s = c.launch_s + (c.cluster_launch_s if pair > 1 else 0.0)
-    hop_s = (config.split_k - 1) * c.slice_hop_s
+    owned = cols / config.split_k  # each slice's CTA writes this part of the columns
+    epilogue = c.epilogue_column_cycles * owned * consumer_rows / 64 + c.epilogue_step_cycles * (owned / config.epi_n)
+    reduction = 0.0
+    if config.split_k > 1:  # every CTA sends and receives float32 sums of all columns but its own
+        reduction = c.slice_cycles + cta_rows * (cols - owned) * 4 / c.slice_bytes_per_cycle
+        epilogue += reduction
+    launch_s = c.launch_s + (c.cluster_launch_s if ctas > 1 else 0.0)
     overlapped = pingpong or config.tmem_buffers > 1
     work = (max(problem.flops, 1e9) / 1e12) ** -c.clock_per_work
 
@@ -109,10 +112,10 @@ def predict(
         cycles = c.load_cycles + main + exposed
         sm_s = cycles / clock
         device_s = (sm_s**p + dram_s**p) ** (1 / p)
-        busy = min(1.0, tiles * pair * k_steps * mma / (sms * clock * device_s))
+        busy = min(1.0, tiles * ctas * k_steps * mma / (sms * clock * device_s))
         next_clock = min(gpu.max_clock_hz, c.full_load_clock_hz * work * max(busy, 0.05) ** -c.clock_per_utilization)
     return Prediction(
-        time_s=device_s + launch_s + hop_s,
+        time_s=device_s + launch_s,
         model=MODEL,
         gpu=gpu.slug,
         clock_hz=clock,
@@ -121,7 +124,7 @@ def predict(
             "fill": c.load_cycles / clock,
             "main_loop": main / clock,
             "epilogue": exposed / clock,
-            "reduction": hop_s,
+            "reduction": waves * reduction / clock,
             "bound_mma": waves * k_steps * mma / clock,
             "bound_load_latency": waves * k_steps * latency / clock,
             "bound_l2": waves * k_steps * l2_step / clock,
@@ -130,7 +133,7 @@ def predict(
         utilization={
             "tensor_core": busy,
             "dram": dram_s / device_s * c.dram_efficiency,
-            "sms": tiles / (waves * (sms // pair)),
+            "sms": tiles / (waves * (sms // ctas)),
         },
     )
 

@@ -31,7 +31,8 @@ class Constants:
         b_sharing: SMs that one L2 read of a B tile serves, since neighbours in the raster ask for it at the same time.
         dram_efficiency: reached part of the data sheet's bandwidth.
         overlap: exponent p of (sum x**p)**(1/p), by which bounds that overlap are joined; large means a plain maximum.
-        slice_hop_s: counter hand-over between two K slices; slice_bytes_per_cycle: partial-sum traffic of one SM.
+        slice_cycles: latency of the exchange of partial sums between K slices; slice_bytes_per_cycle: its rate into one SM.
+        pingpong_trims: True if ping-pong kernels load no rows outside a small M (the recorded ones did).
     """
 
     full_load_clock_hz: float
@@ -52,13 +53,15 @@ class Constants:
     b_sharing: float
     dram_efficiency: float
     overlap: float
-    slice_hop_s: float
+    slice_cycles: float
     slice_bytes_per_cycle: float
+    pingpong_trims: bool = True
 
 
 # Fitted by scripts/fit_predictor.py to tests/data/h200_landscape.json (24 shapes x 66 configs, one H200), except:
 # clock_per_utilization: the recorded configs ran interleaved, so that the power limit saw their average (free, it fits 0.05);
-# slice_hop_s: 0.65 us for a counter between SMs (FlashVLA H100 unit tests); slice_bytes_per_cycle: 64 B per SM and clock to L2.
+# slice_cycles: two hops through distributed shared memory of 180 cycles (arXiv 2402.13499) and two barriers;
+# slice_bytes_per_cycle: its 3.27 TB/s at cluster size 2, over 132 SMs.
 _H200: Final = Constants(
     full_load_clock_hz=1.405e9,
     clock_per_utilization=0.05,
@@ -78,8 +81,8 @@ _H200: Final = Constants(
     b_sharing=2.981,
     dram_efficiency=0.704,
     overlap=8.27,
-    slice_hop_s=0.65e-6,
-    slice_bytes_per_cycle=64,
+    slice_cycles=800,
+    slice_bytes_per_cycle=14.0,
 )
 
 # Nothing here was fitted to the article's table of v7, v8 and v9; what has no source of its own is the H200's value.
