@@ -72,8 +72,8 @@ def stand_alone(cuda: str) -> str:
 def kernel_params(cuda: str, entry: str) -> list[tuple[str, str]]:
     """Return (kind, name) of the parameters of kernel ``entry`` in CUDA text, in order.
 
-    TVM decides the order (tensor maps, then the scalars that are used, each sorted by name). Kinds are ``tensor_map``, ``int32``,
-    ``uint32`` and ``workspace`` (any pointer).
+    TVM decides the order: tensor maps, then the scalars that are used, each sorted by name. Kinds are ``tensor_map``,
+    ``int32``, ``uint32`` and ``workspace`` (any pointer).
 
     Raises:
         ValueError: no such kernel, or a parameter of another type.

@@ -19,10 +19,10 @@ mma2ld     consumer*buffer  1                         this accumulator is comple
 ld2mma     consumer*buffer  128 per CTA               this accumulator has been read, its TMEM is free
 =========  ===============  ========================  =================================================================
 
-Tiles: a consumer computes BLK_M rows in each CTA; the consumers share B, of which each CTA of a pair loads half (BLK_N rows), and
-the pair's MMA spans 2*BLK_M rows and 2*BLK_N columns (PTX ISA, "tcgen05.mma", cta_group::2). With TMEM_BUFFERS = 2 the MMAs of
-tile i + 1 fill one accumulator while tile i leaves the other. M, N and K are run-time values: TMA reads zeros outside A and B and
-clips stores to D, so ragged edges and a K tail need no code.
+Tiles: a consumer computes BLK_M rows in each CTA; the consumers share B, of which each CTA of a pair loads half (BLK_N rows),
+and the pair's MMA spans 2*BLK_M rows and 2*BLK_N columns (PTX ISA, "tcgen05.mma", cta_group::2). With TMEM_BUFFERS = 2 the
+MMAs of tile i + 1 fill one accumulator while tile i leaves the other. M, N and K are run-time values: TMA reads zeros outside
+A and B and clips stores to D, so ragged edges and a K tail need no code.
 """
 # ruff: noqa: SIM102 -- the tile primitives' dispatch reads who executes them from nested ifs, one per scope.
 
