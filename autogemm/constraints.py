@@ -85,10 +85,15 @@ def _blk_k(c: Config, a: ArchName, d: str) -> str | None:
 
 def _epi_divides(c: Config, a: ArchName, d: str) -> str | None:
     cols = geometry(c, a).cta_cols
-    return f"EPI_N={c.epi_n} does not divide the {cols} accumulator columns" if cols % max(1, c.epi_n) else None
+    if cols % c.split_k == 0 and cols // c.split_k % c.epi_n == 0:
+        return None
+    owned = f"{cols} accumulator columns" + (f" over SPLIT_K={c.split_k} CTAs" if c.split_k > 1 else "")
+    return f"EPI_N={c.epi_n} does not divide the {owned}"
 
 
 def _epi_box(c: Config, a: ArchName, d: str) -> str | None:
+    if c.swap_ab:  # accumulator columns become rows of D, in boxes of whole swizzle atoms
+        return f"EPI_N={c.epi_n} is no multiple of 8, the rows of a swizzle atom" if c.epi_n % 8 else None
     if any(c.epi_n % box == 0 for box in _EPI_BOXES):
         return None
     return f"EPI_N={c.epi_n} is no multiple of 16, the smallest swizzled store box"
@@ -149,6 +154,8 @@ def _sm90_consumers(c: Config, a: ArchName, d: str) -> str | None:
 
 def _accumulators(c: Config, a: ArchName, d: str) -> str | None:
     need, limit = accumulator_registers(c), _ACC_LIMIT.get(c.num_consumer, 192)
+    if c.split_k > 1:  # the sums are formed beside the accumulators
+        need += need // c.split_k
     if need <= limit:
         return None
     consumer = (register_split(c) or (0, arch(a).max_registers))[1]
@@ -158,6 +165,19 @@ def _accumulators(c: Config, a: ArchName, d: str) -> str | None:
 def _multicast(c: Config, a: ArchName, d: str) -> str | None:
     if c.cta_group == 2 and (c.blk_n // 2) % 8:
         return f"BLK_N={c.blk_n} with CTA_GROUP=2 gives halves of {c.blk_n // 2} rows; a swizzle atom has 8 rows"
+    return None
+
+
+def _split_k(c: Config, a: ArchName, d: str) -> str | None:
+    if c.split_k == 1:
+        return None
+    if c.split_k > 8:
+        return f"SPLIT_K={c.split_k}; a portable cluster has at most 8 CTAs"
+    if c.cta_group > 1 or c.pingpong:
+        return f"SPLIT_K={c.split_k} with CTA_GROUP={c.cta_group}, PINGPONG={str(c.pingpong).lower()}; use 1 and false"
+    unit = 8 if c.swap_ab else 16
+    if c.blk_n % (c.split_k * unit):
+        return f"BLK_N={c.blk_n} over SPLIT_K={c.split_k} CTAs; each must own a multiple of {unit} columns"
     return None
 
 
@@ -194,6 +214,8 @@ RULES: Final[tuple[Rule, ...]] = (
          source="measured with NVRTC 13.0; setmaxnreg, PTX ISA"),
     Rule(name="multicast-halves", archs=_SM90, check=_multicast, reason="each CTA loads half of B",
          source="PTX ISA, 128-byte swizzle atom of 8 rows"),
+    Rule(name="split-k", archs=_SM90, check=_split_k, reason="the slices' CTAs are the cluster and share out the columns",
+         source="CUDA C++ Programming Guide, Thread Block Clusters: portable cluster size 8"),
 )  # fmt: skip
 
 

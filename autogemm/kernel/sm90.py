@@ -4,15 +4,15 @@ One persistent cluster works through its tiles (see scheduler.py). Warpgroup 0 h
 a ring of PIPE_DEPTH stages filled through TMA; warpgroups 1.. are consumers that multiply from the ring with their accumulators
 in registers, leave one wgmma group in flight, and write their part of D through shared memory.
 
-The kernel computes ``out[rows, cols] = lhs[rows, K] . rhs[cols, K]^T``: lhs lies on the MMA's M side (64 rows an instruction),
-rhs on its N side (8 to 256). Plainly, lhs is A and rhs is B. With SWAP_AB lhs is B and rhs is A, so that a small M costs no idle
-MMA rows, and the epilogue transposes: D is written row-major either way.
+The kernel computes ``out[rows, cols] = lhs[rows, K] . rhs[cols, K]^T``: lhs lies on the MMA's M side (64 rows each), rhs on its
+N side (8 to 256). Plainly, lhs is A and rhs is B. With SWAP_AB lhs is B and rhs is A, so that a small M costs no idle MMA rows,
+and the epilogue transposes: D is written row-major either way.
 
 CTA_GROUP = 2: the cluster's CTAs take neighbouring row tiles and each loads half of the rhs tile for both (TMA multicast).
 PINGPONG: the two consumers take alternate tiles, one multiplying while the other stores.
 SPLIT_K: the cluster's CTAs take slices of K of one tile. Each then owns BLK_N/SPLIT_K columns of the result: all send their
-partial sums of those columns to the owner's shared memory, and the owner adds them in slice order, so that results repeat bit for
-bit. Nothing goes through global memory and no workspace is needed.
+partial sums of those columns to the owner's shared memory, and the owner adds them in slice order, so that results repeat bit
+for bit. Nothing goes through global memory and no workspace is needed.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def manifest_parts(config: Config, dtype: str) -> tuple[tuple[Scalar, ...], tupl
     """Return (scalars, tensor maps, grid, workspace bytes) of the kernel's Manifest."""
     c, plan = config, _Plan.of(config)
     rows, cols, ld_lhs, ld_rhs = ("N", "M", "ldb", "lda") if c.swap_ab else ("M", "N", "lda", "ldb")
-    # A box that is mostly out of bounds costs as much as a full one (M = 16: 54 us against 38), so one that would hang over the
-    # only tile is cut to the tensor, in whole swizzle atoms of 8 rows. A multicast half is left alone: its peers count its bytes.
+    # A box that is mostly out of bounds costs as much as a full one (M = 16: 54 us against 38), so a box larger than the tensor
+    # is cut to it, in whole swizzle atoms of 8 rows. Multicast halves are left alone: peers count their bytes.
     trims = c.cta_group == 1
     lhs_box = f"min({c.blk_m}, round_up({rows}, 8))" if trims else str(c.blk_m)
     rhs_box = f"min({c.blk_n}, round_up({cols}, 8))" if trims else str(c.blk_n // c.cta_group)
@@ -133,8 +133,8 @@ def manifest_parts(config: Config, dtype: str) -> tuple[tuple[Scalar, ...], tupl
 def build(config: Config, dtype: str) -> Any:
     """Return the TIRx PrimFunc ``gemm`` of a legal ``config``.
 
-    Its parameters are the matrices a [M,K], b [N,K] and d [M,N], then the scalars of ``manifest_parts`` that it uses and the row
-    strides lda, ldb, ldd.
+    Its parameters are the matrices a [M,K], b [N,K] and d [M,N], the row strides lda, ldb, ldd in elements, and the scalars of
+    ``manifest_parts``.
     """
     c, p = config, _Plan.of(config)
     BLK_M, BLK_N, BLK_K, DEPTH, CONSUMERS, EPI_N = c.blk_m, c.blk_n, c.blk_k, c.pipe_depth, c.num_consumer, c.epi_n
@@ -149,8 +149,9 @@ def build(config: Config, dtype: str) -> Any:
     ptx = lookup_dtype(dtype).ptx
     MMA = f"wgmma.mma_async.sync.aligned.m64n{BLK_N}k16.f32.{ptx}.{ptx}"
     CONVERT = f"cvt.rn.{ptx}x2.f32"
-    STAGE_D4 = f"stmatrix.sync.aligned.m8n8.x4{'.trans' if SWAP else ''}.shared.b16"
-    STAGE_D2 = "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16"
+    ENCODE = "runtime.cuTensorMapEncodeTiled"
+    STAGE_X4 = f"stmatrix.sync.aligned.m8n8.x4{'.trans' if SWAP else ''}.shared.b16"
+    STAGE_X2 = "stmatrix.sync.aligned.m8n8.x2.trans.shared.b16"
 
     def lhs_of(a, b):
         return b if SWAP else a
@@ -158,33 +159,15 @@ def build(config: Config, dtype: str) -> Any:
     def rhs_of(a, b):
         return a if SWAP else b
 
+    # fmt: off
     @T.prim_func
     def gemm(
-        a: T.handle,
-        b: T.handle,
-        d: T.handle,
-        lda: T.int32,
-        ldb: T.int32,
-        ldd: T.int32,
-        lhs_box: T.int32,
-        rhs_box: T.int32,
-        out_box: T.int32,
-        stage_bytes: T.int32,
-        k_steps: T.int32,
-        slice_steps: T.int32,
-        grid: T.int32,
-        tile_count: T.int32,
-        cluster_count: T.int32,
-        full_tiles: T.int32,
-        group_tiles: T.int32,
-        group_tiles_mul: T.uint32,
-        group_tiles_shift: T.int32,
-        group_rows: T.int32,
-        group_rows_mul: T.uint32,
-        group_rows_shift: T.int32,
-        tail_rows: T.int32,
-        tail_rows_mul: T.uint32,
-        tail_rows_shift: T.int32,
+        a: T.handle, b: T.handle, d: T.handle, lda: T.int32, ldb: T.int32, ldd: T.int32,
+        lhs_box: T.int32, rhs_box: T.int32, out_box: T.int32, stage_bytes: T.int32, k_steps: T.int32, slice_steps: T.int32,
+        grid: T.int32, tile_count: T.int32, cluster_count: T.int32, full_tiles: T.int32,
+        group_tiles: T.int32, group_tiles_mul: T.uint32, group_tiles_shift: T.int32,
+        group_rows: T.int32, group_rows_mul: T.uint32, group_rows_shift: T.int32,
+        tail_rows: T.int32, tail_rows_mul: T.uint32, tail_rows_shift: T.int32,
     ):
         M = T.int32()
         N = T.int32()
@@ -194,11 +177,13 @@ def build(config: Config, dtype: str) -> Any:
         D = T.match_buffer(d, (M, N), dtype)
         # The launcher encodes the maps from the manifest; these calls tell the CPU execution the same.
         lhs_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        T.call_packed("runtime.cuTensorMapEncodeTiled", lhs_map, dtype, 2, lhs_of(A, B).data, K, lhs_of(M, N), lhs_of(lda, ldb) * 2, BLK_K, lhs_box, 1, 1, 0, 3, 2, 0)  # fmt: skip  # noqa: E501
+        T.call_packed(ENCODE, lhs_map, dtype, 2, lhs_of(A, B).data, K, lhs_of(M, N), lhs_of(lda, ldb) * 2,
+                      BLK_K, lhs_box, 1, 1, 0, 3, 2, 0)
         rhs_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        T.call_packed("runtime.cuTensorMapEncodeTiled", rhs_map, dtype, 2, rhs_of(A, B).data, K, rhs_of(M, N), rhs_of(lda, ldb) * 2, BLK_K, rhs_box, 1, 1, 0, 3, 2, 0)  # fmt: skip  # noqa: E501
+        T.call_packed(ENCODE, rhs_map, dtype, 2, rhs_of(A, B).data, K, rhs_of(M, N), rhs_of(lda, ldb) * 2,
+                      BLK_K, rhs_box, 1, 1, 0, 3, 2, 0)
         out_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
-        T.call_packed("runtime.cuTensorMapEncodeTiled", out_map, dtype, 2, D.data, N, M, ldd * 2, BOX, out_box, 1, 1, 0, SWIZZLE, 2, 0)  # fmt: skip  # noqa: E501
+        T.call_packed(ENCODE, out_map, dtype, 2, D.data, N, M, ldd * 2, BOX, out_box, 1, 1, 0, SWIZZLE, 2, 0)
 
         T.device_entry()
         T.attr({"tirx.launch_bounds_min_blocks_per_sm": 1})
@@ -240,7 +225,7 @@ def build(config: Config, dtype: str) -> Any:
                 tile_count, cluster_count, full_tiles, group_tiles, group_tiles_mul, group_tiles_shift,
                 group_rows, group_rows_mul, group_rows_shift, tail_rows, tail_rows_mul, tail_rows_shift,
             )
-        )  # fmt: skip
+        )
         sched.init(bx // CLUSTER)
         tile_row = T.meta_var((sched.m_idx * GROUP + (cta_rank if GROUP > 1 else 0)) * BLK_M)
         tile_col = T.meta_var(sched.n_idx * BLK_N)
@@ -264,13 +249,18 @@ def build(config: Config, dtype: str) -> Any:
                     T.ptx.griddepcontrol.launch_dependents()
                     while sched.valid():
                         for k in T.serial(steps, unroll=False):
+                            k_at = T.meta_var((first_step + k) * BLK_K)
+                            full = T.meta_var(tma2mma.ptr_to([fill.stage]))
                             mma2tma.wait(fill.stage, fill.phase)
                             tma2mma.arrive(fill.stage, stage_bytes)
-                            T.ptx[_LOAD](lhs_smem.ptr_to([fill.stage, 0]), T.address_of(lhs_map), (first_step + k) * BLK_K, tile_row, tma2mma.ptr_to([fill.stage]))  # fmt: skip  # noqa: E501
+                            T.ptx[_LOAD](lhs_smem.ptr_to([fill.stage, 0]), T.address_of(lhs_map), k_at, tile_row, full)
                             if GROUP > 1:
-                                T.ptx[_LOAD_MULTICAST](rhs_smem.ptr_to([fill.stage, cta_rank * RHS_PART]), T.address_of(rhs_map), (first_step + k) * BLK_K, tile_col + cta_rank * (BLK_N // GROUP), tma2mma.ptr_to([fill.stage]), T.uint16((1 << GROUP) - 1))  # fmt: skip  # noqa: E501
+                                T.ptx[_LOAD_MULTICAST](
+                                    rhs_smem.ptr_to([fill.stage, cta_rank * RHS_PART]), T.address_of(rhs_map),
+                                    k_at, tile_col + cta_rank * (BLK_N // GROUP), full, T.uint16((1 << GROUP) - 1),
+                                )
                             else:
-                                T.ptx[_LOAD](rhs_smem.ptr_to([fill.stage, 0]), T.address_of(rhs_map), (first_step + k) * BLK_K, tile_col, tma2mma.ptr_to([fill.stage]))  # fmt: skip  # noqa: E501
+                                T.ptx[_LOAD](rhs_smem.ptr_to([fill.stage, 0]), T.address_of(rhs_map), k_at, tile_col, full)
                             fill.advance()
                         sched.next_tile()
         else:
@@ -294,8 +284,7 @@ def build(config: Config, dtype: str) -> Any:
                 term = T.alloc_local((4,), "float32")
                 peer_data = T.alloc_local((1,), "uint32")
                 peer_bar = T.alloc_local((1,), "uint32")
-                round_phase = T.local_scalar("int32")
-                round_phase = 0
+                exchange = PipelineState(1, phase=0)
             # Both operands K-major with 128-byte swizzle: 8-row atoms 1024 B apart (PTX ISA, "Matrix-descriptor format").
             T.cuda.wgmma.encode_matrix_descriptor(T.address_of(lhs_desc[0]), lhs_smem.ptr_to([0, own_row * BLK_K]), 1, 64, 3)
             T.cuda.wgmma.encode_matrix_descriptor(T.address_of(rhs_desc[0]), rhs_smem.ptr_to([0, 0]), 1, 64, 3)
@@ -320,12 +309,14 @@ def build(config: Config, dtype: str) -> Any:
                 T.ptx.wgmma.fence.sync.aligned()
                 for kk in T.unroll(BLK_K // MMA_K):
                     for mb in T.unroll(BLOCKS):
+                        # Descriptors hold addresses in units of 16 bytes, that is, of 8 elements.
+                        lhs_at = T.meta_var(ring.stage * (LHS_STAGE // 8) + (mb * MMA_M * BLK_K + kk * MMA_K) // 8)
+                        rhs_at = T.meta_var(ring.stage * (RHS_STAGE // 8) + kk * MMA_K // 8)
                         T.ptx[MMA](
                             *[acc[mb * BLOCK_REGS + i] for i in range(BLOCK_REGS)],
-                            lhs_desc[0] + T.Cast("uint64", ring.stage * (LHS_STAGE * 2 // 16) + (mb * MMA_M * BLK_K * 2 // 16 + kk * 2)),
-                            rhs_desc[0] + T.Cast("uint64", ring.stage * (RHS_STAGE * 2 // 16) + kk * 2),
+                            lhs_desc[0] + T.Cast("uint64", lhs_at), rhs_desc[0] + T.Cast("uint64", rhs_at),
                             (step + kk) != 0, 1, 1, 0, 0,
-                        )  # fmt: skip
+                        )
                 T.ptx.wgmma.commit_group.sync.aligned()
                 pin_accumulators()
 
@@ -339,24 +330,27 @@ def build(config: Config, dtype: str) -> Any:
             @T.inline
             def exchange_partials():
                 """Send every owner its columns' partial sums, receive this CTA's from all slices, add them in slice order."""
-                sum2part.wait(consumer, round_phase ^ 1)
+                sum2part.wait(consumer, exchange.phase ^ 1)
                 if thread == 0:
                     part2sum.arrive(consumer, SLICES * PARTIAL * WARPGROUP * 4)
+                mine = T.meta_var(T.cuda.cvta_generic_to_shared(partials.ptr_to([consumer, cta_rank, thread * 4])))
+                arrived = T.meta_var(T.cuda.cvta_generic_to_shared(part2sum.ptr_to([consumer])))
                 for owner in T.unroll(SLICES):
-                    T.evaluate(T.ptx.mapa.shared__cluster.u32(peer_data[0], T.cuda.cvta_generic_to_shared(partials.ptr_to([consumer, cta_rank, thread * 4])), T.uint32(owner)))  # fmt: skip  # noqa: E501
-                    T.evaluate(T.ptx.mapa.shared__cluster.u32(peer_bar[0], T.cuda.cvta_generic_to_shared(part2sum.ptr_to([consumer])), T.uint32(owner)))  # fmt: skip  # noqa: E501
+                    T.ptx.mapa.shared__cluster.u32(peer_data[0], mine, T.uint32(owner))
+                    T.ptx.mapa.shared__cluster.u32(peer_bar[0], arrived, T.uint32(owner))
                     for mb in T.unroll(BLOCKS):
                         for i in T.unroll(OWNED_REGS // 4):
                             base = T.meta_var(mb * BLOCK_REGS + owner * OWNED_REGS + i * 4)
                             T.ptx[_SEND](
                                 peer_data[0] + T.uint32((mb * (OWNED_REGS // 4) + i) * WARPGROUP * 16),
                                 acc[base], acc[base + 1], acc[base + 2], acc[base + 3], peer_bar[0],
-                            )  # fmt: skip
-                part2sum.wait(consumer, round_phase)
-                round_phase = round_phase ^ 1
+                            )
+                part2sum.wait(consumer, exchange.phase)
+                exchange.advance()
                 for i in T.unroll(PARTIAL // 4):
                     for s in T.unroll(SLICES):
-                        T.ptx[_READ](term[0], term[1], term[2], term[3], partials.ptr_to([consumer, s, i * (WARPGROUP * 4) + thread * 4]))  # fmt: skip  # noqa: E501
+                        at = T.meta_var(partials.ptr_to([consumer, s, (i * WARPGROUP + thread) * 4]))
+                        T.ptx[_READ](term[0], term[1], term[2], term[3], at)
                         for j in T.unroll(4):
                             if s == 0:
                                 total[i * 4 + j] = term[j]
@@ -387,7 +381,8 @@ def build(config: Config, dtype: str) -> Any:
                             convert(mb, (e * EPI_N + s * BOX + j * 16) // 2, 4)
                             row = T.meta_var(mb * MMA_M + warp_id * 16 + lane_id % 16)
                             chunk = T.meta_var((2 * j + lane_id // 16) ^ swizzle)
-                            T.ptx[STAGE_D4](out_smem.ptr_to([consumer, s * (ROWS * BOX) + row * BOX + chunk * 8]), packed[0], packed[1], packed[2], packed[3])  # fmt: skip  # noqa: E501
+                            at = T.meta_var(out_smem.ptr_to([consumer, s * (ROWS * BOX) + row * BOX + chunk * 8]))
+                            T.ptx[STAGE_X4](at, packed[0], packed[1], packed[2], packed[3])
 
             @T.inline
             def stage_transposed(e):
@@ -397,22 +392,27 @@ def build(config: Config, dtype: str) -> Any:
                     for j in T.unroll(EPI_N // 16):
                         convert(mb, (e * EPI_N + j * 16) // 2, 4)
                         row = T.meta_var(j * 16 + lane_id // 16 * 8 + lane_id % 8)
-                        T.ptx[STAGE_D4](out_smem.ptr_to([consumer, mb * (EPI_N * BOX) + row * BOX + chunk * 8]), packed[0], packed[1], packed[2], packed[3])  # fmt: skip  # noqa: E501
+                        at = T.meta_var(out_smem.ptr_to([consumer, mb * (EPI_N * BOX) + row * BOX + chunk * 8]))
+                        T.ptx[STAGE_X4](at, packed[0], packed[1], packed[2], packed[3])
                     if EPI_N % 16 == 8:
                         convert(mb, (e * EPI_N + EPI_N - 8) // 2, 2)
-                        T.ptx[STAGE_D2](out_smem.ptr_to([consumer, mb * (EPI_N * BOX) + (EPI_N - 8 + lane_id % 8) * BOX + chunk * 8]), packed[0], packed[1])  # fmt: skip  # noqa: E501
+                        row = T.meta_var(EPI_N - 8 + lane_id % 8)
+                        at = T.meta_var(out_smem.ptr_to([consumer, mb * (EPI_N * BOX) + row * BOX + chunk * 8]))
+                        T.ptx[STAGE_X2](at, packed[0], packed[1])
 
             @T.inline
             def store(e):
                 own_col = T.meta_var(col0 + (cta_rank * p.owned_cols if SLICES > 1 else 0) + e * EPI_N)
                 if SWAP:
                     for mb in T.unroll(BLOCKS):
-                        T.ptx[_STORE](T.address_of(out_map), row0 + own_row + mb * MMA_M, own_col, out_smem.ptr_to([consumer, mb * (EPI_N * BOX)]))  # fmt: skip  # noqa: E501
+                        at = T.meta_var(out_smem.ptr_to([consumer, mb * (EPI_N * BOX)]))
+                        T.ptx[_STORE](T.address_of(out_map), row0 + own_row + mb * MMA_M, own_col, at)
                 else:
                     for s in T.unroll(EPI_N // BOX):
-                        T.ptx[_STORE](T.address_of(out_map), own_col + s * BOX, row0 + own_row, out_smem.ptr_to([consumer, s * (ROWS * BOX)]))  # fmt: skip  # noqa: E501
+                        at = T.meta_var(out_smem.ptr_to([consumer, s * (ROWS * BOX)]))
+                        T.ptx[_STORE](T.address_of(out_map), own_col + s * BOX, row0 + own_row, at)
 
-            if PINGPONG:
+            if PINGPONG:  # noqa: SIM102  (decided while tracing; the other one at run time)
                 if consumer == 1:
                     order.pass_turn(1)
                     sched.next_tile()
@@ -457,5 +457,6 @@ def build(config: Config, dtype: str) -> Any:
         if CLUSTER > 1:
             # No CTA may leave while a peer can still write to its shared memory.
             T.cuda.cluster_sync()
+    # fmt: on
 
     return gemm
