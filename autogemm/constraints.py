@@ -108,9 +108,9 @@ def _umma(c: Config, a: ArchName, d: str) -> str | None:
     n = c.cta_group * c.blk_n
     if c.blk_m != 128:
         return f"BLK_M={c.blk_m}; the generator issues M={128 * c.cta_group} MMAs, so BLK_M must be 128"
-    # cta_group::2 with M=256 takes N in steps of 16 like M=128, but each CTA's half must keep 8-row swizzle atoms whole.
-    if n % 16 or not 16 <= n <= 256 or c.blk_n % 8:
-        return f"MMA N = CTA_GROUP*BLK_N = {n}; tcgen05.mma takes multiples of 16 up to 256"
+    # A pair takes N in steps of 32: each CTA holds half of B's rows, and 16 rows are two whole 8-row swizzle atoms.
+    if c.cta_group in (1, 2) and (n % (16 * c.cta_group) or not 16 <= n <= 256):
+        return f"MMA N = CTA_GROUP*BLK_N = {n}; tcgen05.mma takes multiples of {16 * c.cta_group} up to 256"
     return None
 
 
@@ -123,7 +123,9 @@ def _tmem(c: Config, a: ArchName, d: str) -> str | None:
 
 
 def _tmem_load(c: Config, a: ArchName, d: str) -> str | None:
-    return f"EPI_N={c.epi_n}; one 32x32b tcgen05.ld reads at most 128 columns; use EPI_N<=128" if c.epi_n > 128 else None
+    if c.epi_n in (16, 32, 64, 128):
+        return None
+    return f"EPI_N={c.epi_n}; one 32x32b tcgen05.ld reads a power of two of columns, at most 128; use 16, 32, 64 or 128"
 
 
 def _sm100_consumers(c: Config, a: ArchName, d: str) -> str | None:
@@ -206,7 +208,8 @@ RULES: Final[tuple[Rule, ...]] = (
          source="PTX ISA, Tensor Memory"),
     Rule(name="tmem-buffers", archs=_SM100, check=_tmem_buffers, reason="more than two can't help", source="TMEM size"),
     Rule(name="tmem-columns", archs=_SM100, check=_tmem, reason="accumulators must fit", source="PTX ISA, Tensor Memory"),
-    Rule(name="tmem-load", archs=_SM100, check=_tmem_load, reason="no wider load", source="PTX ISA, tcgen05.ld .32x32b.x128"),
+    Rule(name="tmem-load", archs=_SM100, check=_tmem_load, reason="one load per store step",
+         source="PTX ISA, tcgen05.ld: .32x32b with .x1 to .x128"),
     Rule(name="wgmma-shape", archs=_SM90, check=_wgmma, reason="no such instruction", source="PTX ISA, wgmma.mma_async shapes"),
     Rule(name="sm90-consumers", archs=_SM90, check=_sm90_consumers, reason="four warpgroups fill the register file",
          source="64 Ki registers per SM"),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import traceback
-from typing import Any
+from typing import Any, Final
 
 from ..config import Config
 from ..errors import AutogemmError, CompileError
 from .compiler import compile_config
+
+_LONGEST_REASON: Final = 600  # characters
 
 
 def main() -> None:
@@ -35,9 +38,9 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _summary(error: Exception) -> str:
-    """Return the exception in one line; TVM's run to tens of kilobytes, of which the first lines say what is wrong."""
-    lines = [line.strip() for line in "".join(traceback.format_exception_only(error)).splitlines() if line.strip()]
-    return " | ".join(lines[:6])[:600]
+    """Return the exception in one line: TVM's are tables of tens of kilobytes whose first row says what is wrong."""
+    text = "".join(traceback.format_exception_only(error))
+    return re.sub(r"[\s|+\-]{2,}|\s", " ", text).strip()[:_LONGEST_REASON]
 
 
 if __name__ == "__main__":
