@@ -1,3 +1,59 @@
-"""autogemm: an autotuning GEMM kernel generator."""
+"""autogemm: an autotuning GEMM kernel generator.
+
+The names below are imported when first used, so that ``import autogemm`` loads neither TVM nor Optuna nor torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+# Public name to the module that defines it.
+_EXPORTS = {
+    "AutogemmError": "errors", "CompileError": "errors", "DatabaseError": "errors", "IllegalConfig": "errors",
+    "InputError": "errors", "LaunchError": "errors", "MissingDependency": "errors", "NothingFound": "errors",
+    "UnsupportedOp": "errors",
+    "Problem": "problem", "Config": "config", "Database": "database", "Row": "record", "Device": "device",
+    "Decision": "decision",
+    "matmul": "dispatch", "explain": "dispatch", "prepare": "dispatch", "use_database": "dispatch",
+    "record_shapes": "shapes",
+}  # fmt: skip
+
+__all__ = ["__version__", *sorted(_EXPORTS)]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from .config import Config as Config
+    from .database import Database as Database
+    from .decision import Decision as Decision
+    from .device import Device as Device
+    from .dispatch import explain as explain
+    from .dispatch import matmul as matmul
+    from .dispatch import prepare as prepare
+    from .dispatch import use_database as use_database
+    from .errors import AutogemmError as AutogemmError
+    from .errors import CompileError as CompileError
+    from .errors import DatabaseError as DatabaseError
+    from .errors import IllegalConfig as IllegalConfig
+    from .errors import InputError as InputError
+    from .errors import LaunchError as LaunchError
+    from .errors import MissingDependency as MissingDependency
+    from .errors import NothingFound as NothingFound
+    from .errors import UnsupportedOp as UnsupportedOp
+    from .problem import Problem as Problem
+    from .record import Row as Row
+    from .shapes import record_shapes as record_shapes
+
+
+def __getattr__(name: str) -> Any:
+    module = _EXPORTS.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{module}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

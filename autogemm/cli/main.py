@@ -1,0 +1,86 @@
+"""The command line: one file per command, joined here, with the exit codes all of them share."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Annotated, Any, Final
+
+import typer
+
+from .. import __version__
+from ..errors import AutogemmError, InputError
+from . import render
+from .bench import bench
+from .bundle import bundle
+from .check import check
+from .compile import compile_command
+from .doctor import doctor
+from .explain import explain
+from .merge import merge
+from .predict import predict
+from .report import report
+from .shapes import shapes
+from .show import show
+from .tune import tune
+from .verify import verify
+from .worker import worker
+
+NOTHING_USABLE: Final = 1
+BAD_INPUT: Final = 2
+INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it
+
+app = typer.Typer(
+    name="autogemm",
+    help="Generate, check on the CPU, tune and ship GEMM kernels.\n\n"
+    "Exit status: 0 done, 1 nothing usable found or a finding, 2 bad input. Results go to stdout, progress to stderr.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+
+def guarded(command: Callable[..., None]) -> Callable[..., None]:
+    """Return ``command`` with every error that is raised on purpose turned into one message and an exit status."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            command(*args, **kwargs)
+        except AutogemmError as error:
+            render.error(error)
+            raise typer.Exit(BAD_INPUT if isinstance(error, InputError) else NOTHING_USABLE) from None
+        except KeyboardInterrupt:
+            render.note("interrupted; what is finished is kept, and the same command goes on from there")
+            raise typer.Exit(INTERRUPTED) from None
+
+    return run
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        render.line(f"autogemm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _top(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    pass
+
+
+# In the order of the help: the main job, then looking at results, then moving them, then the rest.
+_COMMANDS: Final[dict[str, Callable[..., None]]] = {
+    "tune": tune, "bench": bench, "show": show, "explain": explain, "report": report, "predict": predict, "check": check,
+    "compile": compile_command, "shapes": shapes, "merge": merge, "verify": verify, "bundle": bundle, "worker": worker,
+    "doctor": doctor,
+}  # fmt: skip
+for _name, _command in _COMMANDS.items():
+    app.command(_name)(guarded(_command))
+
+
+def main() -> None:
+    """Run the command line and exit with its status."""
+    app()
