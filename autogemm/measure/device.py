@@ -1,0 +1,195 @@
+"""DeviceSession: everything one Problem needs on one GPU, in this process: operands, the correctness gate, kernels, timer."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import torch
+
+from ..binary import Binary
+from ..constraints import problem_violations
+from ..errors import IllegalConfig, InputError
+from ..problem import Problem
+from ..results import Environment
+from ..runtime.driver import cuda_driver
+from ..runtime.launcher import Kernel
+from .correctness import GuardedOutput, check, integer_operands, random_operands
+from .cublaslt import CublasLt
+from .cuda_timer import Call, CudaTimer, OperandSet, timing_event
+from .environment import Recorder
+from .timer import BASELINE, CUBLASLT
+
+# Without this much work before the first round, its samples would show a clock on its way up from idle.
+SETTLE_S: Final = 0.03
+
+
+def torch_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    """The baseline: ``out = a . b^T`` by torch.matmul (cuBLAS with its own choice of algorithm)."""
+    return torch.matmul(a, b.T, out=out)
+
+
+class DeviceSession:
+    """One Problem on one GPU. Not isolated: a kernel that hangs or faults takes this process's CUDA context with it.
+
+    Sessions of other Problems may follow in the same process, one at a time; ``close`` frees the memory.
+    """
+
+    def __init__(self, problem: Problem, *, device: int = 0, seed: int | None = None) -> None:
+        """Draw operands and compute references.
+
+        Args:
+            seed: of the operands and of the order within rounds; fresh by default.
+
+        Raises:
+            IllegalConfig: no generated kernel can take the problem.
+            MissingDependency: no CUDA device.
+        """
+        broken = problem_violations(problem)
+        if broken:
+            raise IllegalConfig(f"problem {problem}", broken)
+        cuda_driver()  # says clearly what is missing
+        self.problem = problem
+        self.device = device
+        self.seed = secrets.randbits(48) if seed is None else seed
+        self.recorder = Recorder.of(device)
+        target = torch.device("cuda", device)
+        dtype = getattr(torch, problem.dtype)
+        with torch.cuda.device(device):
+            generator = torch.Generator(target).manual_seed(self.seed)
+            self._integers = integer_operands(problem, dtype, generator)
+            self._operands = random_operands(problem, dtype, generator)
+            self._output = GuardedOutput(problem, dtype, target)
+            base = OperandSet(a=self._operands.a, b=self._operands.b, out=self._output.matrix)
+            self.timer = CudaTimer(base, torch_matmul, seed=self.seed)
+        self._cublaslt: CublasLt | None = None
+        self._settled = False
+
+    @property
+    def baseline_error(self) -> float:
+        """Relative error of torch.matmul against float64."""
+        return self._operands.baseline_error
+
+    def admit(self, name: str, binary: Binary, l2_group_size: int, sm_count: int | None = None) -> dict[str, float]:
+        """Run a kernel alone, check it, register it as ``name`` for rounds, and return ``Admitted.relative_error``.
+
+        Raises:
+            TrialFault: it is wrong.
+            InputError: it is for another dtype or layout.
+            LaunchError: the driver refused it. CUDA errors of the run itself surface as torch's or the driver's exceptions.
+        """
+        manifest = binary.manifest
+        if (manifest.dtype, manifest.layout, manifest.epilogue) != (
+            self.problem.dtype,
+            self.problem.layout,
+            self.problem.epilogue,
+        ):
+            raise InputError(f"kernel {binary.name} computes {manifest.dtype} {manifest.layout}; the problem is {self.problem}")
+        kernel = Kernel(binary, self.device)
+
+        def call(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> object:
+            return kernel(a, b, out, l2_group_size=l2_group_size, sm_count=sm_count)
+
+        return self.admit_call(name, call)
+
+    def admit_call(self, name: str, call: Call) -> dict[str, float]:
+        """Check any ``call(a, b, out)`` and register it as ``name``; errors as ``admit``."""
+        with torch.cuda.device(self.device):
+            check(call, self._integers, self._output)
+            error = check(call, self._operands, self._output)
+        self.timer.add(name, call)
+        return {"kernel": error, "baseline": self.baseline_error}
+
+    def admit_cublaslt(self) -> int:
+        """Register the fastest cuBLASLt algorithm as ``CUBLASLT``, chosen in interleaved rounds; return how many were tried.
+
+        Raises:
+            MissingDependency: no cuBLASLt library beside torch.
+        """
+        if self._cublaslt is None:
+            self._cublaslt = CublasLt(self.device)
+        a, b, out = self._operands.a, self._operands.b, self._output.matrix
+        with torch.cuda.device(self.device):
+            algorithms = self._cublaslt.algorithms(a, b, out)
+            names = []
+            for i, algorithm in enumerate(algorithms):
+                name = f"{CUBLASLT}-{i}"
+                self.admit_call(name, algorithm)
+                names.append(name)
+            taken: dict[str, list[float]] = {name: [] for name in names}
+            for _ in range(5):
+                for name, sample in self.round(names).items():
+                    if name != BASELINE:
+                        taken[name].append(sample)
+        best = min(names, key=lambda name: statistics.median(taken[name]))
+        self.admit_call(CUBLASLT, algorithms[names.index(best)])
+        for name in names:
+            self.timer.remove(name)
+        return len(names)
+
+    def round(self, names: Sequence[str], *, cold: bool = False) -> dict[str, float]:
+        """Return one sample per name and of the baseline; see CudaTimer.round. Clocks and power are read meanwhile."""
+        if not self._settled:
+            self.timer.replay(BASELINE, SETTLE_S)
+            self._settled = True
+        return self.timer.round(names, cold=cold, during=self.recorder.sample)
+
+    def careful_round(self, names: Sequence[str], started: Callable[[str], None], *, cold: bool = False) -> dict[str, float]:
+        """Like ``round``, but one kernel after the other with a synchronization after each, announced through ``started``."""
+        taken: dict[str, float] = {}
+        for name in dict.fromkeys((BASELINE, *names)):
+            started(name)
+            sample = self.timer.round([] if name == BASELINE else [name], cold=cold, during=self.recorder.sample)
+            taken[name] = sample[name]
+        return taken
+
+    def energy_j(self, name: str, seconds: float = 1.0) -> float | None:
+        """Return joules per call, idle power included, from replaying ``name`` for ``seconds``; None without NVML."""
+        nvml = self.recorder.nvml
+        if nvml is None:
+            return None
+        # NVML updates the counter every 20 to 100 ms (nvmlDeviceGetTotalEnergyConsumption): 10 % of a second at most.
+        before = nvml.energy_j()
+        calls = self.timer.replay(name, seconds)
+        after = nvml.energy_j()
+        return None if before is None or after is None or after <= before else (after - before) / calls
+
+    def environment(self) -> Environment:
+        """Return the Environment with what was seen since the session began."""
+        return self.recorder.environment()
+
+    def forget(self, name: str) -> None:
+        """Drop a registered kernel."""
+        self.timer.remove(name)
+
+    def close(self) -> None:
+        """Free the session's device memory."""
+        del self.timer, self._operands, self._integers, self._output
+        torch.cuda.synchronize(self.device)
+        torch.cuda.empty_cache()
+
+
+def read_bandwidth(device: int = 0, *, seconds: float = 0.3) -> float:
+    """Return bytes per second that this GPU reads from its memory: the best of summing and copying a 4 GiB buffer."""
+    free, _ = torch.cuda.mem_get_info(device)
+    size = min(4 << 30, int(free // 3)) // 1024 * 1024
+    source = torch.empty(size // 4, dtype=torch.float32, device=f"cuda:{device}").normal_()
+    target = torch.empty_like(source)
+    best = math.inf
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        works: tuple[tuple[Callable[[], object], int], ...] = (
+            (lambda: torch.sum(source), size), (lambda: target.copy_(source), 2 * size),
+        )  # fmt: skip
+        for work, moved in works:
+            start, end = timing_event(), timing_event()
+            start.record()
+            work()
+            end.record()
+            end.synchronize()
+            best = min(best, start.elapsed_time(end) * 1e-3 / moved)
+    return 1.0 / best

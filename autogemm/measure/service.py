@@ -1,0 +1,71 @@
+"""What a measuring worker runs: DeviceSessions, one after the other, behind requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..binary import Binary
+from ..errors import InputError
+from ..problem import Problem
+from ..results import Environment
+from .device import DeviceSession
+
+
+class DeviceService:
+    """The Service behind a DeviceEvaluator; see worker.py."""
+
+    def __init__(self) -> None:
+        self.announce: Callable[[str], None] = lambda text: None
+        self._session: DeviceSession | None = None
+        self._device = 0
+
+    def open(self, problem: Problem, device: int, seed: int | None) -> dict[str, Any]:
+        """Begin a session, ending the one before; return its ``seed`` and ``baseline_error``."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+        self._device = device
+        self._session = DeviceSession(problem, device=device, seed=seed)
+        return {"seed": self._session.seed, "baseline_error": self._session.baseline_error}
+
+    def admit(self, name: str, binary: Binary, l2_group_size: int, sm_count: int | None) -> dict[str, float]:
+        """See DeviceSession.admit."""
+        return self._open.admit(name, binary, l2_group_size, sm_count)
+
+    def admit_cublaslt(self) -> int:
+        """See DeviceSession.admit_cublaslt."""
+        return self._open.admit_cublaslt()
+
+    def round(self, names: Sequence[str], cold: bool) -> dict[str, float]:
+        """See DeviceSession.round."""
+        return self._open.round(names, cold=cold)
+
+    def careful_round(self, names: Sequence[str], cold: bool) -> dict[str, float]:
+        """See DeviceSession.careful_round."""
+        return self._open.careful_round(names, self.announce, cold=cold)
+
+    def forget(self, name: str) -> None:
+        """See DeviceSession.forget."""
+        self._open.forget(name)
+
+    def environment(self) -> Environment:
+        """See DeviceSession.environment."""
+        return self._open.environment()
+
+    def energy_j(self, name: str, seconds: float) -> float | None:
+        """See DeviceSession.energy_j."""
+        return self._open.energy_j(name, seconds)
+
+    def probe(self) -> None:
+        """Raise torch's CUDA error if the context is broken."""
+        torch.cuda.synchronize(self._device)
+        torch.zeros(1, device=f"cuda:{self._device}").add_(1).item()
+
+    @property
+    def _open(self) -> DeviceSession:
+        if self._session is None:
+            raise InputError("no session is open in this worker")
+        return self._session
