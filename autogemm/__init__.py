@@ -21,7 +21,7 @@ _EXPORTS = {
     "record_shapes": "shapes",
 }  # fmt: skip
 
-__all__ = ["__version__", *sorted(_EXPORTS)]  # noqa: PLE0604
+__all__ = ["__version__", *sorted(_EXPORTS)]
 
 if TYPE_CHECKING:
     from .config import Config as Config

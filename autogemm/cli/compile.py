@@ -136,18 +136,18 @@ def _described(binary: Binary) -> dict[str, Any]:
 
 
 def _compile_space(arch_name: ArchName, dtype: str, folder: Path, check: bool, workers: int | None, as_json: bool) -> None:
-    from ..search.candidates import prepare
+    from ..search.portable import portable_binaries
 
     configs = load_space(arch_name).binaries(dtype)
     written: list[dict[str, Any]] = []
     rejected: list[dict[str, str]] = []
     with live.counter(f"{arch_name} {dtype}", len(configs)) as advance:
-        for config, result in prepare(configs, arch_name, dtype, check=check, workers=workers):
+        for config, result in portable_binaries(configs, arch_name, dtype, check=check, workers=workers):
             if isinstance(result, Binary):
                 path = result.write(folder)
                 written.append({**_described(result), "file": str(path)})
             else:
-                rejected.append({"config_id": config.id, "reason": str(result)})
+                rejected.append({"config_id": config.id, "stage": result.stage, "reason": result.reason})
             advance(f"{len(written)} kernels, {len(rejected)} rejected")
     for entry in rejected:
         render.note(f"rejected {entry['config_id']}: {entry['reason']}")
