@@ -14,7 +14,8 @@ class Admitted:
     Attributes:
         outcome: OK, or how it failed.
         reason: why it is not OK, for people.
-        relative_error: Frobenius-norm errors against float64 of ``kernel`` and ``baseline`` on the same operands; empty if not OK.
+        relative_error: Frobenius-norm errors against float64, of ``kernel`` and ``baseline``, on the same operands; empty
+            unless OK.
     """
 
     outcome: Outcome

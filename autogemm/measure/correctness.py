@@ -134,17 +134,22 @@ def check(
         TrialFault: INCORRECT: elements missing or wrong, stores outside the output, or changed operands.
     """
     output.poison()
-    torch.cuda.synchronize(output.matrix.device) if output.matrix.is_cuda else None
+    _synchronize(output.matrix.device)
     run(operands.a, operands.b, output.matrix)
-    if output.matrix.is_cuda:
-        torch.cuda.synchronize(output.matrix.device)
-    problems = list(_faults(operands, output))
+    _synchronize(output.matrix.device)
+    error = 0.0 if operands.exact else relative_error(output.matrix, operands.expected)
+    problems = _problems(operands, output, error)
     if problems:
         raise TrialFault(Fault(outcome=Outcome.INCORRECT, detail="; ".join(problems), sticky=False))
-    return 0.0 if operands.exact else relative_error(output.matrix, operands.expected)
+    return error
 
 
-def _faults(operands: Operands, output: GuardedOutput) -> list[str]:
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _problems(operands: Operands, output: GuardedOutput, error: float) -> list[str]:
     found = []
     if not output.intact():
         found.append("it stored outside the output")
@@ -154,12 +159,9 @@ def _faults(operands: Operands, output: GuardedOutput) -> list[str]:
     if operands.exact:
         if not torch.equal(result, expected):
             found.append(_where(result, expected))
-    else:
-        error = relative_error(result, expected)
-        limit = error_limit(operands)
-        if not error <= limit:
-            unwritten = int(result.isnan().sum().item())
-            found.append(f"{unwritten} elements hold NaN" if unwritten else f"relative error {error:.2e}, limit {limit:.2e}")
+    elif not error <= error_limit(operands):
+        unwritten = int(result.isnan().sum().item())
+        found.append(f"{unwritten} elements hold NaN" if unwritten else _exceeds(error, error_limit(operands)))
     return found
 
 
@@ -167,6 +169,10 @@ def error_limit(operands: Operands) -> float:
     """Return the largest relative error that passes: a little above cuBLAS's, or one rounding where few elements average."""
     name = str(operands.a.dtype).removeprefix("torch.")
     return max(ERROR_MARGIN * operands.baseline_error, 2.0 ** -DTYPES[name].significand_bits)
+
+
+def _exceeds(error: float, limit: float) -> str:
+    return f"relative error {error:.2e}, limit {limit:.2e}"
 
 
 def _where(result: torch.Tensor, expected: torch.Tensor) -> str:
