@@ -39,7 +39,7 @@ class Notice:
     """One reason why rows are skipped or doubted on a device.
 
     Attributes:
-        cause: stable identifier (``sm-count``, ``gpu``, ``driver``).
+        cause: stable identifier (``sm-count``, ``gpu``, ``environment``).
         text: what, which rows, why and what to do next.
         rows: how many rows it concerns.
         skipped: False if the rows are used all the same.
@@ -153,8 +153,8 @@ def _order(row: Row) -> tuple[str, ...]:
 def screen(table: Table, device: Device) -> tuple[Notice, ...]:
     """Return what is wrong with ``table`` on ``device``, one Notice per cause.
 
-    Rows of another SM count, and of another GPU where this one has none, are skipped; rows measured under another driver
-    are used, since their kernels are the same, but cuBLAS may not be.
+    Rows of another SM count, and of another GPU where this one has none, are skipped. Rows measured under another driver,
+    torch or power limit are used, since their kernels are the same, but what they are compared with may have changed.
     """
     if device.arch is None or not table.by_key:
         return ()
@@ -181,17 +181,28 @@ def screen(table: Table, device: Device) -> tuple[Notice, ...]:
                 text=f"{_names(table.rows)} skipped: tuned for {others}, this is {device.gpu} ({device.arch}); tune here",
             )
         )  # fmt: skip
-    drifted = [row for row in own if device.driver is not None and row.stale(driver=device.driver)]
-    if drifted:
-        was = ", ".join(sorted({str(row.provenance.driver) for row in drifted}))
+    drifted = {row.key: drift(row, device) for row in own}
+    concerned = [row for row in own if drifted[row.key]]
+    if concerned:
+        what = "; ".join(sorted({text for texts in drifted.values() for text in texts}))
         notices.append(
             Notice(
-                cause="driver", rows=len(drifted), skipped=False,
-                text=f"{_names(drifted)} used, but measured under driver {was} and this is {device.driver}; "
-                "cuBLAS may have changed: run autogemm verify",
+                cause="environment", rows=len(concerned), skipped=False,
+                text=f"{_names(concerned)} used, though not measured under these conditions: {what}; run autogemm verify",
             )
         )  # fmt: skip
     return tuple(notices)
+
+
+def drift(row: Row, device: Device) -> tuple[str, ...]:
+    """Return how the conditions of a measured Row differ from those of ``device``, as far as both are known."""
+    if row.measurement is None:
+        return ()
+    was = row.measurement.environment
+    pairs = [("driver", was.driver, device.driver), ("torch", was.torch, device.torch)]
+    if was.power_limit_w is not None and device.power_limit_w is not None:
+        pairs.append(("power limit", f"{was.power_limit_w:.0f} W", f"{device.power_limit_w:.0f} W"))
+    return tuple(f"{name} was {old}, is {new}" for name, old, new in pairs if new is not None and old != new)
 
 
 def _names(rows: list[Row]) -> str:

@@ -15,15 +15,19 @@ class Device:
         arch: compute architecture, None if no kernels are generated for it.
         gpu: slug, the folder under ``tuned/``.
         sm_count: streaming multiprocessors it has.
-        driver: driver version, None where unknown.
         name: for people.
+        driver: driver version, None where unknown.
+        torch: version of torch, and with it of the cuBLAS that kernels are compared with; None where unknown.
+        power_limit_w: board power limit, None where unknown.
     """
 
     arch: ArchName | None
     gpu: str
     sm_count: int
-    driver: str | None = None
     name: str = ""
+    driver: str | None = None
+    torch: str | None = None
+    power_limit_w: float | None = None
 
     @classmethod
     def of_gpu(cls, slug: str) -> Device:

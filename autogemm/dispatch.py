@@ -81,22 +81,18 @@ class Dispatcher:
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, sm_count: int | None = None
     ) -> torch.Tensor:
         """Return ``a @ b``; see the module's ``matmul``."""
-        if type(a) not in _PLAIN or type(b) not in _PLAIN:
+        if type(a) not in _PLAIN or type(b) not in _PLAIN or _needs_torch(self.machine.device_type):
             _check_budget(sm_count)
             return torch.matmul(a, b, out=out)
         key = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device, sm_count)
         plan = self._plans.get(key) or self._plan(key, a, b, sm_count)
-        if plan.kernel is None or _needs_torch(self.machine.device_type):
+        if plan.kernel is None:
             return torch.matmul(a, b, out=out)
         if (a.requires_grad or b.requires_grad) and torch.is_grad_enabled():
             if out is not None:
                 return torch.matmul(a, b, out=out)  # raises: torch has no gradient for out=
             return cast(torch.Tensor, torch.ops.autogemm.matmul.default(a, b, sm_count=sm_count))
-        try:
-            misaligned = (a.data_ptr() | b.data_ptr()) % ALIGNMENT_BYTES
-        except RuntimeError:  # vmap and torch.func wrap tensors in plain ones without storage
-            return torch.matmul(a, b, out=out)
-        if misaligned or a.is_neg() or b.is_neg():
+        if (a.data_ptr() | b.data_ptr()) % ALIGNMENT_BYTES or a.is_neg() or b.is_neg():
             return torch.matmul(a, b, out=out)
         if out is None:
             out = torch.empty(plan.shape, dtype=a.dtype, device=a.device)
@@ -223,6 +219,7 @@ def _needs_torch(device_type: str) -> bool:
     return (
         forward_ad._current_level >= 0
         or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
         or torch.is_autocast_enabled(device_type)
         or torch._C._get_tracing_state() is not None  # torch.jit.trace would take the product for a constant
     )  # fmt: skip

@@ -55,7 +55,8 @@ class CudaMachine:
             properties = torch.cuda.get_device_properties(index)
             self._devices[index] = Device(
                 arch=_ARCH_OF.get((properties.major, properties.minor)), gpu=gpu_slug(properties.name),
-                sm_count=properties.multi_processor_count, driver=driver_version(), name=properties.name,
+                sm_count=properties.multi_processor_count, name=properties.name, driver=driver_version(),
+                torch=torch.__version__,
             )  # fmt: skip
         return self._devices[index]
 
