@@ -24,11 +24,12 @@ PATIENCE_S: Final = 120.0
 
 
 def local_study(
-    folder: Path, name: str, *, sampler: Sampler, seed: int, waiting: Callable[[], None]
+    folder: Path, name: str, *, sampler: Sampler, seed: int, fresh: bool, waiting: Callable[[], None]
 ) -> tuple[Any, Any, FileLock]:
     """Return (study, storage, owner's lock) of the journal file for ``name`` under ``folder``.
 
     Args:
+        fresh: put an existing journal aside (``.old``) and start an empty one.
         waiting: called once if another process owns the file, before waiting for it to end.
 
     Raises:
@@ -45,6 +46,8 @@ def local_study(
         except Timeout:
             waiting()
             lock.acquire()
+        if fresh and path.exists():
+            path.replace(path.with_suffix(".old"))
         _cut_torn_tail(path)
     except OSError as error:
         raise InputError(

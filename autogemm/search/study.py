@@ -307,11 +307,11 @@ class OptunaStore:
 
 
 def open_local(
-    folder: Path, name: str, *, sampler: Sampler = "order", axes: Axes | None = None, seed: int = 0,
+    folder: Path, name: str, *, sampler: Sampler = "order", axes: Axes | None = None, seed: int = 0, fresh: bool = False,
     waiting: Callable[[], None] = lambda: None,
 ) -> OptunaStore:  # fmt: skip
     """Return the study ``name`` in a journal file under ``folder``; errors and ``waiting`` as in ``storage.local_study``."""
-    study, storage, lock = local_study(folder, name, sampler=sampler, seed=seed, waiting=waiting)
+    study, storage, lock = local_study(folder, name, sampler=sampler, seed=seed, fresh=fresh, waiting=waiting)
     return OptunaStore(study, storage, lock=lock, sampler=sampler, axes=axes)
 
 
