@@ -23,7 +23,7 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #1a202c; background: #fff; m
 h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.15rem; margin-top: 2.4rem; }
 p { max-width: 52rem; } .note { color: #4a5568; }
 table { border-collapse: collapse; font-size: 13px; } th { text-align: left; border-bottom: 2px solid #cbd5e0; }
-th, td { padding: .3rem .7rem .3rem 0; vertical-align: top; } td { border-bottom: 1px solid #edf2f7; }
+th, td { padding: .3rem .7rem .3rem 0; vertical-align: top; } td { border-bottom: 1px solid #edf2f7; white-space: nowrap; }
 td.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .measured { color: #1b7f5c; font-weight: 600; } .predicted { color: #c77700; font-weight: 600; }
 code { font-size: 12px; } .scroll { overflow-x: auto; }

@@ -11,20 +11,15 @@ import typer
 from .. import __version__
 from ..errors import AutogemmError, InputError
 from . import render
-from .bench import bench
-from .bundle import bundle
 from .check import check
 from .compile import compile_command
 from .doctor import doctor
 from .explain import explain
-from .merge import merge
 from .predict import predict
 from .report import report
 from .shapes import shapes
 from .show import show
 from .tune import tune
-from .verify import verify
-from .worker import worker
 
 NOTHING_USABLE: Final = 1
 BAD_INPUT: Final = 2
@@ -35,6 +30,7 @@ app = typer.Typer(
     help="Generate, check on the CPU, tune and ship GEMM kernels.\n\n"
     "Exit status: 0 done, 1 nothing usable found or a finding, 2 bad input. Results go to stdout, progress to stderr.",
     no_args_is_help=True,
+    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -73,8 +69,8 @@ def _top(
 
 # In the order of the help: the main job, then looking at results, then moving them, then the rest.
 _COMMANDS: Final[dict[str, Callable[..., None]]] = {
-    "tune": tune, "bench": bench, "show": show, "explain": explain, "report": report, "predict": predict, "check": check,
-    "compile": compile_command, "shapes": shapes, "merge": merge, "verify": verify, "bundle": bundle, "worker": worker,
+    "tune": tune, "show": show, "explain": explain, "report": report, "predict": predict, "check": check,
+    "compile": compile_command, "shapes": shapes,
     "doctor": doctor,
 }  # fmt: skip
 for _name, _command in _COMMANDS.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -25,12 +24,6 @@ def predict(
     settings: options.SetOption = None,
     sm_count: Annotated[int | None, typer.Option("--sm-count", metavar="N", help="SMs to occupy. Default: all.")] = None,
     best: Annotated[int, typer.Option("--best", min=1, metavar="N", help="Without a config: how many to list.")] = 5,
-    trace: Annotated[
-        Path | None, typer.Option("--trace", metavar="FILE.json", help="Write the simulated timeline as Perfetto trace events.")
-    ] = None,
-    timeline: Annotated[
-        Path | None, typer.Option("--timeline", metavar="FILE.html", help="Write the simulated timeline as a page.")
-    ] = None,
     as_json: options.JsonOption = False,
 ) -> None:
     """Print modelled times. Nothing here is measured."""
@@ -48,8 +41,6 @@ def predict(
                 f"every config of the {arch_name} space", violations(load_space(arch_name).configs()[0], arch_name, problem)
             )
         ranked = rank(problem, legal, target)[:best]
-    if trace is not None or timeline is not None:
-        _write_timeline(ranked[0][0], arch_name, problem, trace, timeline)
     if as_json:
         render.document(
             [
@@ -58,5 +49,7 @@ def predict(
             ]
         )
         return
-    for c, p in ranked:
-        render.prediction(problem, c.id, p)
+    if len(ranked) == 1:
+        render.prediction(problem, chosen.id if chosen is not None else ranked[0][0].id, ranked[0][1])
+    else:
+        render.prediction_table(problem, ranked)

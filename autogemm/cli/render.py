@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..binary import Binary
+from ..config import Config
 from ..decision import Decision
 from ..doctor import Item
 from ..problem import Problem
@@ -146,6 +147,17 @@ def prediction(problem: Problem, config_id: str, result: Prediction) -> None:
         line(f"  {name:<24} {duration(seconds):>10}")
     for name, share in result.utilization.items():
         line(f"  {name:<24} {share:>9.0%} busy")
+
+
+def prediction_table(problem: Problem, ranked: Sequence[tuple[Config, Prediction]]) -> None:
+    """Print several modelled times for one shape, best first."""
+    first = ranked[0][1]
+    line(f"{problem.shape} {problem.dtype} {first.gpu}, PREDICTED by {first.model}", "yellow")
+    lines = [
+        [config.id, duration(result.time_s), tflops(problem, result.time_s), f"{result.time_s / first.time_s - 1:.1%}"]
+        for config, result in ranked
+    ]
+    table(("config", "time", "TFLOP/s", "over best"), lines, right=("time", "TFLOP/s", "over best"))
 
 
 def check_report(name: str, report: CheckReport) -> None:
