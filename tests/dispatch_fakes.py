@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from fakes import make_manifest
 
 from autogemm.binary import Binary, Usage
 from autogemm.config import NAMED, Config
@@ -19,7 +20,6 @@ from autogemm.kernel_store import MemoryKernels
 from autogemm.problem import Problem
 from autogemm.record import Key, Provenance, Row
 from autogemm.results import Environment, Measurement, Prediction, Samples
-from fakes import make_manifest
 
 CONFIG = NAMED["sm_90a"]["cooperative"]
 SKINNY = NAMED["sm_90a"]["skinny"]

@@ -210,7 +210,7 @@ def _ragged_rows() -> list[Row]:
     for _ in range(60):
         m, n, k = (draw.choice((16, 64, 128, 512, 1024, 4096)) for _ in range(3))
         rows.append(measured(m, n, k, kernel_us=draw.uniform(5, 50), ratio=draw.choice((0.9, 1.0, 1.3)),
-                             config=draw.choice((CONFIG, SKINNY)), date=f"2026-11-{draw.randint(10, 29)}T00:00:00Z"))  # fmt: skip
+                             config=draw.choice((CONFIG, SKINNY)), date=f"2026-11-{draw.randint(10, 29)}"))  # fmt: skip
     return rows
 
 
@@ -229,7 +229,8 @@ def test_processes_with_other_hash_seeds_choose_byte_for_byte_the_same() -> None
         "from test_decision import _ragged_rows, ask\n"
         "from autogemm.problem import Problem\n"
         "rows = _ragged_rows()\n"
-        "print(json.dumps([ask(*rows, problem=Problem(m=m, n=n, k=128)).to_json() for m in (16, 40, 100) for n in (64, 1000)]))\n"
+        "asked = [Problem(m=m, n=n, k=128) for m in (16, 40, 100) for n in (64, 1000)]\n"
+        "print(json.dumps([ask(*rows, problem=p).to_json() for p in asked]))\n"
     )
     texts = {
         subprocess.run(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -164,10 +165,8 @@ def test_an_out_that_overlaps_an_operand_is_left_to_torch(machine: FakeMachine) 
     dispatcher = dispatcher_of([measured(64, 64, 64)], machine=machine)
     a, b = operands(64, 64, 64)
     for out in (a, b.t()):
-        try:
+        with contextlib.suppress(RuntimeError):  # torch refuses some overlaps
             dispatcher.matmul(a, b, out)
-        except RuntimeError:
-            pass  # torch refuses some overlaps
     assert machine.launches == []
 
 
@@ -375,7 +374,7 @@ def test_explain_answers_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     assert module.notices(replace(H200, sm_count=99), database)[0].cause == "sm-count"
 
 
-# Every call of this fuzz must give torch's value, or fail as torch does. The tuned extents are drawn often, so that kernels run.
+# Every call of this fuzz must give torch's value, or fail as torch does. Plain ones are drawn often, so that kernels run.
 _EXTENTS = st.sampled_from([0, 1, 2, 7, 8, 16, 24, 33, 64])
 _TUNED = (16, 24, 64)
 _FUZZ_MACHINE = FakeMachine()
@@ -390,7 +389,7 @@ _FUZZED = dispatcher_of(
 def matrices(draw: st.DrawFn, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:
     """Return a matrix in one of many memory layouts: transposed, with gaps, offset, strided, expanded, negated, Parameter."""
     kind = draw(
-        st.sampled_from(["dense"] * 6 + ["transposed", "gaps", "offset", "aligned", "step", "expanded", "parameter", "neg"])
+        st.sampled_from(["dense"] * 20 + ["transposed", "gaps", "offset", "aligned", "step", "expanded", "parameter", "neg"])
     )
     seed = draw(st.integers(0, 3))
     generator = torch.Generator().manual_seed(seed)
@@ -416,12 +415,13 @@ def matrices(draw: st.DrawFn, rows: int, cols: int, dtype: torch.dtype) -> torch
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, int | None]:
-    m, n, k = (draw(st.one_of(st.sampled_from(_TUNED), _EXTENTS)) for _ in range(3))
+    extents = st.sampled_from(_TUNED) if draw(st.integers(0, 3)) else _EXTENTS
+    m, n, k = (draw(extents) for _ in range(3))
     usual = st.sampled_from([torch.float16, torch.bfloat16])
-    dtype = draw(st.one_of(usual, usual, usual, st.sampled_from([torch.float32, torch.int32, torch.float64])))
-    other = draw(st.one_of(st.just(dtype), st.just(dtype), st.just(dtype), st.sampled_from([torch.float16, torch.float32])))
-    a = draw(matrices(m, draw(st.sampled_from([k, k, k, k, k + 1])), dtype))
-    b = draw(matrices(n, k, other)).t() if draw(st.sampled_from([True, True, True, False])) else draw(matrices(k, n, other))
+    dtype = draw(usual if draw(st.integers(0, 7)) else st.sampled_from([torch.float32, torch.int32, torch.float64]))
+    other = dtype if draw(st.integers(0, 9)) else draw(st.sampled_from([torch.float16, torch.float32]))
+    a = draw(matrices(m, k if draw(st.integers(0, 15)) else k + 1, dtype))
+    b = draw(matrices(n, k, other)).t() if draw(st.integers(0, 4)) else draw(matrices(k, n, other))
     rank = draw(st.sampled_from(["matrix"] * 8 + ["vector", "batch"]))
     if rank == "vector" and m:
         a = a[0]
@@ -429,7 +429,7 @@ def calls(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | N
         a = a.expand(2, *a.shape)
     out = None
     if rank == "matrix":
-        where = draw(st.sampled_from([None, None, "dense", "offset", "transposed", "operand", "type"]))
+        where = draw(st.sampled_from([None, None, "dense", "dense", "offset", "transposed", "operand", "type"]))
         blank = torch.full((m * n + 3,), 77, dtype=torch.float64 if where == "type" else dtype)
         if where in ("dense", "type"):
             out = blank[: m * n].view(m, n)
