@@ -1,0 +1,211 @@
+"""The sm_90a generator: legality of its space, the manifest's arithmetic, and the emitted kernels."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("tvm")
+
+from autogemm.arch import arch
+from autogemm.config import NAMED, Config
+from autogemm.constraints import violations
+from autogemm.kernel import sm90
+from autogemm.kernel.generate import generate
+from autogemm.manifest import VARIABLES, evaluate
+from autogemm.resources import accumulator_registers, exchange_bytes, geometry, smem_bytes, stage_bytes, store_box
+from autogemm.space import load_space
+
+
+def make(blk_m: int, blk_n: int, pipe_depth: int = 3, **knobs: Any) -> Config:
+    """Return a Config whose EPI_N defaults to what one CTA owns."""
+    knobs.setdefault("epi_n", blk_n // knobs.get("split_k", 1))
+    return Config(blk_m=blk_m, blk_n=blk_n, pipe_depth=pipe_depth, **knobs)
+
+
+# One kernel per mechanism.
+KERNELS = {
+    "cooperative": make(128, 64, cta_group=2, num_consumer=2, epi_n=32),
+    "ping-pong": make(64, 48, num_consumer=2, epi_n=16, pingpong=True),
+    "three consumers": make(192, 32, num_consumer=3),
+    "split": make(64, 96, epi_n=16, split_k=3),
+    "swapped": make(128, 24, num_consumer=1, swap_ab=True),
+    "swapped and split": make(128, 16, num_consumer=2, split_k=2, swap_ab=True),
+}
+
+
+@pytest.fixture(scope="module", params=list(KERNELS))
+def kernel(request):
+    return generate(KERNELS[request.param], "sm_90a")
+
+
+def evaluated(config: Config, m: int, n: int, k: int, **given: int) -> dict[str, int]:
+    """Return every scalar of the manifest for one problem on 132 SMs."""
+    values = dict.fromkeys(VARIABLES, 8) | {"M": m, "N": n, "K": k, "lda": k, "ldb": k, "ldd": n, "sm_count": 132} | given
+    for scalar in sm90.manifest_parts(config, "float16")[0]:
+        values[scalar.name] = evaluate(scalar.value, values)
+    return values
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_shipped_space_is_legal_and_of_a_size_that_compiles_in_minutes(dtype):
+    binaries = load_space("sm_90a").binaries(dtype)
+    assert 100 <= len(binaries) <= 200
+    for config in binaries:
+        assert violations(config, "sm_90a", dtype=dtype) == []
+        assert smem_bytes(config, "sm_90a", dtype) <= arch("sm_90a").smem_bytes
+        assert stage_bytes(config, "sm_90a", dtype) % 1024 == 0  # swizzle atoms stay aligned from stage to stage
+
+
+def test_the_shipped_space_reaches_every_mechanism():
+    binaries = load_space("sm_90a").binaries()
+    assert {c.num_consumer for c in binaries} == {1, 2, 3}
+    assert {c.cta_group for c in binaries} == {1, 2}
+    assert {c.split_k for c in binaries} >= {1, 2, 3, 4}
+    assert {c.blk_n for c in binaries if c.blk_m == 128 and not c.swap_ab} >= set(range(96, 257, 16))
+    assert {c.blk_n for c in binaries if c.swap_ab} >= {8, 16, 32, 64, 128}
+    assert any(c.pingpong for c in binaries)
+
+
+def test_every_value_of_the_space_file_is_used():
+    space = load_space("sm_90a")
+    used = [c.to_knobs() for c in space.configs()]
+    for block in space.blocks:
+        for name, values in block.items():
+            if name != "PIPE_DEPTH":
+                assert set(values) <= {knobs[name] for knobs in used}, (name, block)
+
+
+def test_named_configs_are_legal():
+    assert {name: violations(c, "sm_90a") for name, c in NAMED["sm_90a"].items() if violations(c, "sm_90a")} == {}
+
+
+@pytest.mark.parametrize(
+    ("config", "rule"),
+    [
+        (make(128, 128, num_consumer=2, cta_group=2, split_k=2), "split-k"),
+        (make(128, 128, num_consumer=2, pingpong=True, split_k=2, epi_n=64), "split-k"),
+        (make(64, 144, split_k=9), "split-k"),
+        (make(64, 96, split_k=4, epi_n=8), "split-k"),
+        (make(64, 32, split_k=8, epi_n=4, swap_ab=True), "split-k"),
+        (make(64, 64, epi_n=24), "epilogue-divides"),
+        (make(64, 64, split_k=2, epi_n=64), "epilogue-divides"),
+        (make(64, 48, epi_n=24), "epilogue-box"),
+        (make(64, 24, epi_n=12, swap_ab=True), "epilogue-box"),
+        (make(64, 264), "wgmma-shape"),
+        (make(96, 64), "wgmma-shape"),
+        (make(128, 24, cta_group=2, num_consumer=2, epi_n=8, swap_ab=True), "multicast-halves"),
+        (make(128, 256, 2, split_k=2, epi_n=16, num_consumer=1), "accumulator-registers"),
+        (make(128, 256, 3, split_k=2, epi_n=16, num_consumer=2), "shared-memory"),
+    ],
+)
+def test_illegal_configs_are_named_by_their_rule(config, rule):
+    assert any(text.endswith(f"[{rule}]") for text in violations(config, "sm_90a")), violations(config, "sm_90a")
+
+
+def test_splitting_k_multiplies_the_cluster_and_not_the_tile():
+    plain, split = make(64, 64), make(64, 64, split_k=4)
+    assert geometry(split, "sm_90a") == replace(geometry(plain, "sm_90a"), cluster_ctas=4)
+    assert exchange_bytes(plain) == 0
+    assert exchange_bytes(split) == 64 * 64 * 4
+
+
+@pytest.mark.parametrize(("epi_n", "box"), [(16, 16), (48, 16), (32, 32), (96, 32), (64, 64), (192, 64), (176, 16)])
+def test_store_boxes_are_the_widest_that_divide_a_store_step(epi_n, box):
+    assert store_box(make(64, epi_n)) == box
+
+
+def test_boxes_are_cut_to_a_tensor_smaller_than_a_tile():
+    tall = evaluated(make(128, 64, num_consumer=2), 13, 40, 512)
+    assert (tall["lhs_box"], tall["rhs_box"], tall["out_box"]) == (16, 40, 16)
+    assert tall["stage_bytes"] == (16 + 40) * 64 * 2
+    whole = evaluated(make(128, 64, num_consumer=2), 4096, 4096, 512)
+    assert (whole["lhs_box"], whole["rhs_box"], whole["out_box"]) == (128, 64, 64)
+
+
+def test_multicast_boxes_keep_their_size_so_that_peers_can_count_bytes():
+    small = evaluated(make(128, 64, cta_group=2, num_consumer=2), 13, 40, 512)
+    assert (small["lhs_box"], small["rhs_box"]) == (128, 32)
+    assert small["stage_bytes"] == (128 + 64) * 64 * 2
+
+
+def test_swapping_exchanges_operands_extents_and_strides():
+    config = make(128, 16, swap_ab=True)
+    _, maps, grid, workspace = sm90.manifest_parts(config, "float16")
+    assert [(m.name, m.operand, m.dims, m.strides_bytes) for m in maps] == [
+        ("lhs_map", "b", ("K", "N"), ("ldb * 2",)),
+        ("rhs_map", "a", ("K", "M"), ("lda * 2",)),
+        ("out_map", "d", ("N", "M"), ("ldd * 2",)),
+    ]
+    values = evaluated(config, 5, 1000, 4096)
+    assert (values["tile_rows"], values["tile_cols"]) == (8, 1)
+    assert (values["lhs_box"], values["rhs_box"], values["out_box"]) == (128, 8, 8)
+    assert evaluate(grid, values) == 8
+    assert workspace == "0"
+
+
+def test_row_strides_reach_the_tensor_maps():
+    maps = sm90.manifest_parts(make(64, 64), "float16")[1]
+    values = evaluated(make(64, 64), 64, 64, 64, lda=72, ldb=80, ldd=128)
+    assert [evaluate(m.strides_bytes[0], values) for m in maps] == [144, 160, 256]
+
+
+@pytest.mark.parametrize("config", [make(64, 64), make(64, 64, split_k=4), make(128, 32, swap_ab=True, split_k=2)])
+def test_slices_of_k_cover_every_step_once(config):
+    for k in (8, 64, 72, 128, 200, 448, 1000, 4096):
+        values = evaluated(config, 64, 64, k)
+        covered = []
+        for part in range(config.split_k):  # as the kernel computes it
+            first = part * values["slice_steps"]
+            covered += range(first, first + max(1, min(values["slice_steps"], values["k_steps"] - first)))
+        assert len(covered) == len(set(covered))
+        assert set(range(values["k_steps"])) <= set(covered)
+        assert len(covered) - values["k_steps"] < config.split_k  # and what is beyond K is at most a step of zeros each
+
+
+def test_the_grid_is_whole_clusters():
+    for config in KERNELS.values():
+        ctas = geometry(config, "sm_90a").cluster_ctas
+        for m, n in ((1, 8), (300, 520), (8192, 8192)):
+            values = evaluated(config, m, n, 64)
+            assert values["grid"] % ctas == 0
+            assert ctas <= values["grid"] <= 132
+
+
+def test_manifest_matches_the_kernel(kernel):
+    known = set(VARIABLES) | {s.name for s in kernel.manifest.scalars}
+    assert {p.name for p in kernel.manifest.params if p.kind != "tensor_map"} <= known
+    assert [p.name for p in kernel.manifest.params if p.kind == "tensor_map"] == ["lhs_map", "out_map", "rhs_map"]
+    assert kernel.manifest.cluster_ctas == geometry(kernel.config, "sm_90a").cluster_ctas
+    assert kernel.manifest.workspace_bytes == "0"
+
+
+def test_kernels_keep_to_their_plan(kernel):
+    config, text = kernel.config, kernel.cuda
+    assert f"__launch_bounds__({(config.num_consumer + 1) * 128}, 1)" in text
+    assert f"m64n{config.blk_n}k16" in text
+    assert ("stmatrix_sync_aligned_m8n8_x2_trans" in text or "x4_trans" in text) == config.swap_ab
+    assert ("st_async" in text) == (config.split_k > 1)
+    assert ("multicast" in text) == (config.cta_group > 1)
+    assert ("bar_arrive" in text) == config.pingpong
+    assert f"float acc_ptr[{accumulator_registers(config)}]" in text
+    inits = re.findall(r"mbarrier_init_init_shared_b64\(tvm_builtin_cuda_cvta", text)
+    assert len(inits) == 2 * config.pipe_depth + (2 * config.num_consumer if config.split_k > 1 else 0)
+    body = text[text.index("gemm_kernel(", text.index("gemm_kernel(") + 1) :]
+    assert " % tile" not in body and " / tile" not in body and "/ group" not in body  # tiles are found without division
+
+
+def test_bfloat16_differs_only_in_the_type():
+    config = KERNELS["swapped and split"]
+    half, brain = generate(config, "sm_90a", "float16"), generate(config, "sm_90a", "bfloat16")
+    assert "f32.bf16.bf16" in brain.cuda and "cvt.rn.bf16x2.f32" in brain.cuda
+    assert half.manifest.tensor_maps == brain.manifest.tensor_maps
+    assert half.manifest.params == brain.manifest.params
+
+
+def test_barrier_names_follow_allocation():
+    assert sm90.barrier_names(KERNELS["cooperative"]) == ("tma2mma", "mma2tma")
+    assert sm90.barrier_names(KERNELS["split"]) == ("tma2mma", "mma2tma", "part2sum", "sum2part")
