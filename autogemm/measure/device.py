@@ -13,19 +13,22 @@ import torch
 
 from ..binary import Binary
 from ..constraints import problem_violations
-from ..errors import IllegalConfig, InputError
+from ..errors import IllegalConfig, InputError, NothingFound
 from ..problem import Problem
-from ..results import Environment
+from ..results import Environment, Outcome
 from ..runtime.driver import cuda_driver
 from ..runtime.launcher import Kernel
 from .correctness import GuardedOutput, check, integer_operands, random_operands
-from .cublaslt import CublasLt
+from .cublaslt import Algorithm, CublasLt
 from .cuda_timer import Call, CudaTimer, OperandSet, timing_event
 from .environment import Recorder
+from .faults import TrialFault
 from .timer import BASELINE, CUBLASLT
 
 # Without this much work before the first round, its samples would show a clock on its way up from idle.
 SETTLE_S: Final = 0.03
+# Rounds in which cuBLASLt's algorithms are compared.
+SEARCH_ROUNDS: Final = 5
 
 
 def torch_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -104,32 +107,40 @@ class DeviceSession:
         self.timer.add(name, call)
         return {"kernel": error, "baseline": self.baseline_error}
 
-    def admit_cublaslt(self) -> int:
-        """Register the fastest cuBLASLt algorithm as ``CUBLASLT``, chosen in interleaved rounds; return how many were tried.
+    def admit_cublaslt(self) -> tuple[int, dict[str, float]]:
+        """Register the fastest cuBLASLt algorithm as ``CUBLASLT``; return how many were tried and its ``relative_error``.
+
+        Chosen by median in interleaved rounds.
 
         Raises:
             MissingDependency: no cuBLASLt library beside torch.
+            NothingFound: no algorithm passes the gate.
         """
         if self._cublaslt is None:
             self._cublaslt = CublasLt(self.device)
         a, b, out = self._operands.a, self._operands.b, self._output.matrix
         with torch.cuda.device(self.device):
             algorithms = self._cublaslt.algorithms(a, b, out)
-            names = []
+            usable: dict[str, Algorithm] = {}
             for i, algorithm in enumerate(algorithms):
-                name = f"{CUBLASLT}-{i}"
-                self.admit_call(name, algorithm)
-                names.append(name)
-            taken: dict[str, list[float]] = {name: [] for name in names}
-            for _ in range(5):
-                for name, sample in self.round(names).items():
-                    if name != BASELINE:
-                        taken[name].append(sample)
-        best = min(names, key=lambda name: statistics.median(taken[name]))
-        self.admit_call(CUBLASLT, algorithms[names.index(best)])
-        for name in names:
+                try:
+                    self.admit_call(f"{CUBLASLT}-{i}", algorithm)
+                    usable[f"{CUBLASLT}-{i}"] = algorithm
+                except TrialFault as failed:  # some sum partial products in 16 bits
+                    if failed.fault.outcome is not Outcome.INCORRECT:
+                        raise
+            if not usable:
+                raise NothingFound(f"none of {len(algorithms)} cuBLASLt algorithms computes {self.problem} accurately")
+            taken: dict[str, list[float]] = {name: [] for name in usable}
+            for _ in range(SEARCH_ROUNDS):
+                times = self.round(list(usable))
+                for name, samples in taken.items():
+                    samples.append(times[name])
+            best = min(usable, key=lambda name: statistics.median(taken[name]))
+            error = self.admit_call(CUBLASLT, usable[best])
+        for name in usable:
             self.timer.remove(name)
-        return len(names)
+        return len(usable), error
 
     def round(self, names: Sequence[str], *, cold: bool = False) -> dict[str, float]:
         """Return one sample per name and of the baseline; see CudaTimer.round. Clocks and power are read meanwhile."""

@@ -36,8 +36,8 @@ class DeviceService:
         return self._open.admit(name, binary, l2_group_size, sm_count)
 
     def admit_cublaslt(self) -> int:
-        """See DeviceSession.admit_cublaslt."""
-        return self._open.admit_cublaslt()
+        """See DeviceSession.admit_cublaslt; returns how many algorithms were tried."""
+        return self._open.admit_cublaslt()[0]
 
     def round(self, names: Sequence[str], cold: bool) -> dict[str, float]:
         """See DeviceSession.round."""
