@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from autogemm.errors import InputError
-from autogemm.simulate.machine import Slice
+from autogemm.simulate.core import Slice
 from autogemm.simulate.timeline import merged, timeline_html, write_timeline
 from autogemm.simulate.trace import Recording, trace_events, write_trace
 
