@@ -216,7 +216,8 @@ def _database(url: str, heartbeat_s: int, grace_s: int) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # heartbeats are an experimental argument
             return optuna.storages.RDBStorage(
-                url,
+                # The driver is named because what a bare postgresql:// stands for depends on SQLAlchemy's version.
+                re.sub(r"^postgres(ql)?://", "postgresql+psycopg2://", url),
                 engine_kwargs={"pool_pre_ping": True},
                 heartbeat_interval=heartbeat_s,
                 grace_period=grace_s,
