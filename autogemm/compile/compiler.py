@@ -24,6 +24,8 @@ EMISSIONS: Final[tuple[Emission, ...]] = ("cuda", "ptx", "cubin", "tir")
 # ptxas advisories C7504 to C7519: it waits after every wgmma because it can't keep the accumulators apart.
 _SERIALIZED: Final = re.compile(r"\(C75\d\d\)[^\n]*")
 
+_LOST: Final = "the kernel cache lost a kernel just compiled, or the generator's files changed meanwhile; try again"
+
 
 def cached_binary(config: Config, arch_name: ArchName, dtype: str = "float16") -> Binary | None:
     """Return the Binary of ``config`` if it was compiled before, else None; imports no TVM and compiles nothing.
@@ -102,7 +104,7 @@ def _compile_many(
             result = outcome
         else:
             kept = cached_binary(binary_config, arch_name, dtype)
-            result = kept if kept is not None else CompileError("the kernel cache lost a kernel just compiled")
+            result = kept if kept is not None else CompileError(_LOST)
         yield from ((config, result) for config in waiting[binary_config])
 
 

@@ -17,11 +17,15 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from ..arch import ArchName
 from ..config import Config
 from ..errors import AutogemmError, CompileError, InputError, MissingDependency
+from ..settings import cache_folder, nvcc_path
+
+WORKER_COMMAND: Final = (sys.executable, "-m", "autogemm.compile.worker")
 
 
 def core_count() -> int:
@@ -34,8 +38,9 @@ def core_count() -> int:
 class WorkerPool:
     """Up to ``size`` worker processes, started when needed and kept until ``close``. Its methods are thread-safe."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, command: Sequence[str] = WORKER_COMMAND) -> None:
         self.size = size
+        self._command = command
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         self._all: set[_Worker] = set()
         self._lock = threading.Lock()
@@ -79,7 +84,7 @@ class WorkerPool:
         try:
             return self._idle.get_nowait()
         except queue.Empty:
-            worker = _Worker()
+            worker = _Worker(self._command)
             with self._lock:
                 self._all.add(worker)
             return worker
@@ -88,13 +93,13 @@ class WorkerPool:
 class _Worker:
     """One child process and the pipe to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, command: Sequence[str]) -> None:
         # One thread per worker: the linear algebra libraries that TVM's imports load would start one per core.
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 -- lives as long as the worker
+        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 -- lives as long as the worker
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "autogemm.compile.worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self._errors, env=environment, text=True, encoding="utf-8",
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environment,
+            text=True, encoding="utf-8",
         )  # fmt: skip
 
     def ask(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -125,35 +130,34 @@ def _outcome(answer: dict[str, Any]) -> CompileError | None:
     raise {"MissingDependency": MissingDependency, "InputError": InputError}.get(str(kind), AutogemmError)(text)
 
 
-_pool: WorkerPool | None = None
-_pool_lock = threading.Lock()
+# One pool per size and environment: workers inherit where the cache and the compiler are.
+_pools: dict[tuple[int, Path, Path | None], WorkerPool] = {}
+_pools_lock = threading.Lock()
 
 
 def shared_pool(workers: int | None = None) -> WorkerPool:
-    """Return this process's pool: one worker per core, or ``workers`` of them.
+    """Return this process's pool of ``workers`` processes (default: one per core).
 
     Raises:
         InputError: ``workers`` is below 1.
     """
-    global _pool
     size = core_count() if workers is None else workers
     if size < 1:
         raise InputError(f"workers={workers}; use at least 1")
-    with _pool_lock:
-        if _pool is None or _pool.size != size:
-            if _pool is not None:
-                _pool.close()
-            _pool = WorkerPool(size)
-        return _pool
+    key = (size, cache_folder(), nvcc_path())
+    with _pools_lock:
+        if key not in _pools:
+            _pools[key] = WorkerPool(size)
+        return _pools[key]
 
 
-def close_shared_pool() -> None:
+def close_shared_pools() -> None:
     """End this process's compile workers, if any; a later call starts new ones."""
-    global _pool
-    with _pool_lock:
-        if _pool is not None:
-            _pool.close()
-            _pool = None
+    with _pools_lock:
+        pools = list(_pools.values())
+        _pools.clear()
+    for pool in pools:
+        pool.close()
 
 
-atexit.register(close_shared_pool)
+atexit.register(close_shared_pools)
