@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..arch import ArchName
+from ..binary import read_folder
 from ..config import NAMED, Config, knob, named_config
 from ..constraints import require_legal, violations
 from ..errors import IllegalConfig, InputError, NothingFound
@@ -79,10 +80,16 @@ def tune(
     narrowed = _space(arch_name, space, config, options.knobs(settings), problems[0]) if restricted else None
 
     from ..search.progress import Budget
-    from ..search.tune import Options
+    from ..search.storage import study_names
+    from ..search.tune import STUDY_PREFIX, Options
     from ..search.tune import tune as tune_problem
 
     budget = Budget(seconds=seconds, trials=trials, target=ratio, until_stable=until_stable)
+    # Both are found out before anything is locked, compiled or written.
+    if candidates is not None and not any(candidates.glob("*.json")):
+        read_folder(candidates)
+    if storage is not None:
+        study_names(storage, STUDY_PREFIX)
     chosen = Options(
         space=narrowed, candidates=candidates, storage=storage, sampler=sampler, seed=seed,  # type: ignore[arg-type]
         workers=workers, check=not no_check, fresh=fresh,

@@ -1,0 +1,235 @@
+"""The command line: exit codes, what goes where, and one clear error for bad input with nothing written."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from autogemm.cli.main import app
+from autogemm.database import Database
+from autogemm.problem import Problem
+from autogemm.record import Key, Provenance, Row
+from autogemm.results import Prediction
+from autogemm.space import load_space
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "intermediate_size": 14336, "vocab_size": 128256,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep cache and database of the person who runs the tests out of it, and notice anything written."""
+    monkeypatch.setenv("AUTOGEMM_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("AUTOGEMM_DB", str(tmp_path / "db"))
+    monkeypatch.delenv("AUTOGEMM_UNMEASURED", raising=False)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+def row(m: int = 128) -> Row:
+    config = load_space("sm_90a").configs()[0]
+    key = Key.of(Problem(m=m, n=4096, k=4096), arch="sm_90a", gpu="nvidia-h200", sm_count=132)
+    made = Provenance(
+        autogemm="0.1.0", generator="0" * 16, compiler="nvrtc", driver=None, tvm=None, torch=None, date="2026-01-02T03:04:05Z"
+    )
+    evidence = Prediction(time_s=2e-5, model="closed-form-1", gpu="nvidia-h200", clock_hz=1.7e9)
+    return Row(key=key, config=config, evidence=evidence, provenance=made)
+
+
+TUNE = ("tune", "--shape", "4096x4096x4096", "--predict")
+BAD = {
+    "shape of two extents": (("tune", "--shape", "4096x4096"), "is not MxNxK"),
+    "shape with a zero": (("tune", "--shape", "0x1x1"), "M must be between 1"),
+    "negative shape": (("tune", "--shape", "-128x128x128"), "M must be between 1"),
+    "enormous shape": (("tune", "--shape", "99999999999x8x8"), "M must be between 1"),
+    "unaligned K": (("tune", "--shape", "4096x4096x4097"), "not a multiple of 16"),
+    "unaligned N": (("tune", "--shape", "4096x4097x4096"), "pad N to 4104"),
+    "no shape": (("tune",), "no shape given"),
+    "unknown knob": ((*TUNE, "--set", "NONSENSE=1"), "unknown knob 'NONSENSE'"),
+    "knob without value": ((*TUNE, "--set", "PIPE_DEPTH"), "is not KNOB=VALUE"),
+    "knob that is no number": ((*TUNE, "--set", "PIPE_DEPTH=deep"), "PIPE_DEPTH must be an integer"),
+    "knob given twice": ((*TUNE, "--set", "EPI_N=64", "--set", "EPI_N=32"), "given twice"),
+    "ring deeper than shared memory": ((*TUNE, "--set", "PIPE_DEPTH=99"), "sm_100a allows 232448"),
+    "EPI_N beyond a TMEM load": ((*TUNE, "--set", "EPI_N=256"), "EPI_N=256"),
+    "knob of the other arch": ((*TUNE, "--set", "PINGPONG=true"), "has no meaning on sm_100a"),
+    "unknown arch": ((*TUNE, "--arch", "sm_80"), "unknown arch 'sm_80'; supported: sm_90a, sm_100a"),
+    "unknown dtype": ((*TUNE, "--dtype", "int4"), "unknown dtype 'int4'"),
+    "unknown config": ((*TUNE, "--config", "v99"), "no config is named 'v99'"),
+    "config of the other arch": ((*TUNE, "--arch", "sm_90a", "--config", "v9"), "no config is named 'v9' on sm_90a"),
+    "no trials": ((*TUNE, "--trials", "0"), "--trials must be positive"),
+    "negative time": ((*TUNE, "--seconds", "-1"), "--seconds must be positive"),
+    "target for a prediction": ((*TUNE, "--target", "1.02"), "--target compares with cuBLAS"),
+    "sampler": ((*TUNE, "--sampler", "magic"), "unknown sampler 'magic'"),
+    "too many SMs": ((*TUNE, "--sm-count", "149"), "sm_count=149"),
+    "no candidates": ((*TUNE, "--candidates", "{tmp}/none"), "no compiled kernels in"),
+    "no space file": ((*TUNE, "--space", "{tmp}/none.yaml"), "can't read search space"),
+    "candidates and knobs": ((*TUNE, "--candidates", "x", "--set", "EPI_N=64"), "leave out --set"),
+    "no shapes file": (("tune", "--shapes", "{tmp}/none"), "can't read shapes file"),
+    "database below a file": ((*TUNE, "--db", "/proc/version/db"), "can't write to"),
+    "database on a read-only file system": ((*TUNE, "--db", "/proc/db"), "can't write to"),
+    "storage that is no URL": ((*TUNE, "--storage", "nonsense"), "storage"),
+    "unreachable storage": ((*TUNE, "--storage", "postgresql://nobody@127.0.0.1:1/none"), "can't reach storage"),
+    "nothing to compile": (("compile",), "nothing to compile"),
+    "form of a kernel": (("compile", "--config", "v9", "--emit", "sass"), "unknown form 'sass'"),
+    "cubin to the terminal": (("compile", "--config", "v9", "--emit", "cubin"), "--out"),
+    "space without a folder": (("compile", "--space", "sm_90a"), "--out"),
+    "compile an illegal config": (("compile", "--config", "v9", "--set", "PIPE_DEPTH=99"), "try PIPE_DEPTH=4"),
+    "compile half a config": (("compile", "--set", "BLK_M=128"), "config lacks"),
+    "compile into a file system that is read-only": (("compile", "--config", "v9", "--out", "/proc/x"), "can't write to"),
+    "check level": (("check", "--config", "v9", "--level", "sass"), "unknown level 'sass'"),
+    "check an id of no config": (("check", "--id", "1x2x3"), "no config of the sm_100a space has id"),
+    "explain a shape": (("explain", "--shape", "1x2"), "is not MxNxK"),
+    "explain two GPUs": (("explain", "--shape", "8x8x8", "--gpu", "nvidia-h200", "--arch", "sm_90a"), "not both"),
+    "explain for a GPU": (("explain", "--shape", "8x8x8", "--gpu", "tpu"), "unknown GPU 'tpu'"),
+    "predict for the other arch": (("predict", "--shape", "8x8x8", "--gpu", "nvidia-h200"), "is sm_90a, not sm_100a"),
+    "predict on too few SMs": (("predict", "--shape", "8x8x8", "--config", "v9", "--sm-count", "1"), "sm_count=1"),
+    "no model config": (("shapes", "--model", "{tmp}/none"), "can't read model config"),
+    "token counts": (("shapes", "--model", "{tmp}/none", "--tokens", "1,many"), "is not a list of integers"),
+    "report into a folder that is not there": (("report", "--out", "{tmp}/none/page.html"), "an existing folder"),
+    "report on nothing": (("report", "--out", "{tmp}/page.html"), "nothing to report"),
+    "unknown option": (("tune", "--nonsense"), "No such option"),
+    "unknown command": (("nonsense",), "No such command"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_clear_error_and_writes_nothing(case: str, tmp_path: Path) -> None:
+    arguments, message = BAD[case]
+    result = run(*(argument.replace("{tmp}", str(tmp_path)) for argument in arguments))
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    said = [line for line in result.stderr.splitlines() if "predicting for" not in line]
+    assert message in " ".join(said)
+    if said[0].startswith("error:"):
+        assert len(said) == 1
+    assert files(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"schema": 99, "rows": []}', "newer than"),
+        (b'{"schema": 1, "rows": [{"sch', "not JSON"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"[]", "no schema number"),
+        (b"", "not JSON"),
+    ],
+)
+@pytest.mark.parametrize("command", [("tune", "--arch", "sm_90a", "--predict", "--shape", "128x4096x4096"), ("show",)])
+def test_a_database_that_cannot_be_understood_is_left_alone(
+    content: bytes, message: str, command: tuple[str, ...], tmp_path: Path
+) -> None:
+    path = tmp_path / "db" / "nvidia-h200" / "float16.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content)
+    result = run(*command)
+    assert result.exit_code == 2 and result.stdout == ""
+    assert message in result.stderr
+    assert path.read_bytes() == content
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("", "holds no shapes"), ("[]", "holds no shapes"), ("4x5\n", "line 1"), ("[{}]", "lacks m, n, k")],
+)
+def test_a_shapes_file_without_shapes_is_one_clear_error(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "shapes").write_text(content)
+    result = run("tune", "--shapes", str(tmp_path / "shapes"))
+    assert result.exit_code == 2 and message in result.stderr
+    assert files(tmp_path) == {"shapes": content.encode()}
+
+
+def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
+    result = run("tune", "--shape", "4096x4096x4096", "--gpu", "97")
+    assert result.exit_code == 2 and "97" in result.stderr
+    assert files(tmp_path) == {}
+
+
+def test_show_prints_rows_and_marks_predictions(tmp_path: Path) -> None:
+    Database(tmp_path / "db").put_many([row(128), row(256)])
+    text = run("show")
+    assert text.exit_code == 0 and "predicted" in text.stdout and "128x4096x4096" in text.stdout
+    assert "stale" in text.stdout  # its generator hash is made up
+    document = json.loads(run("show", "--json", "--shape", "256x4096x4096").stdout)
+    assert [(r["key"]["m"], r["status"]) for r in document] == [(256, "predicted")]
+
+
+def test_show_of_an_empty_database_finds_nothing() -> None:
+    result = run("show")
+    assert result.exit_code == 1 and result.stdout == "" and "no such row" in result.stderr
+
+
+def test_show_lists_the_search_space() -> None:
+    document = json.loads(run("show", "--space", "sm_100a", "--json").stdout)
+    assert {entry["id"] for entry in document} == {config.id for config in load_space("sm_100a").configs()}
+
+
+def test_explain_gives_the_reason(tmp_path: Path) -> None:
+    Database(tmp_path / "db").put(row())
+    document = json.loads(run("explain", "--shape", "128x4096x4096", "--gpu", "nvidia-h200", "--json").stdout)
+    assert document["source"] == "torch" and "not measured" in document["reason"]
+    allowed = json.loads(run("explain", "--shape", "128x4096x4096", "--arch", "sm_90a", "--unmeasured", "--json").stdout)
+    assert allowed["source"] == "exact" and allowed["config_id"] == row().config.id
+
+
+def test_predict_ranks_the_named_configs_as_the_seed_measured_them() -> None:
+    times = []
+    for name in ("v7", "v8", "v9"):
+        document = json.loads(run("predict", "--shape", "4096x4096x4096", "--config", name, "--json").stdout)
+        assert document[0]["status"] == "predicted"
+        times.append(document[0]["time_s"])
+    assert times[0] > times[1] > times[2]
+
+
+def test_predict_lists_the_best_in_order() -> None:
+    document = json.loads(run("predict", "--shape", "128x4096x4096", "--arch", "sm_90a", "--best", "4", "--json").stdout)
+    times = [entry["time_s"] for entry in document]
+    assert len(times) == 4 and times == sorted(times)
+
+
+def test_shapes_writes_a_file_that_tune_reads(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    out = tmp_path / "shapes.json"
+    result = run("shapes", "--model", str(tmp_path / "config.json"), "--tp", "8", "--tokens", "16", "--out", str(out))
+    assert result.exit_code == 0 and "768x4096" in result.stdout
+    assert {(s["n"], s["k"]) for s in json.loads(out.read_text())} == {
+        (768, 4096), (4096, 512), (3584, 4096), (4096, 1792), (16032, 4096),
+    }  # fmt: skip
+
+
+def test_report_writes_one_page(tmp_path: Path) -> None:
+    Database(tmp_path / "db").put(row())
+    result = run("report", "--out", str(tmp_path / "page.html"), "--json")
+    assert json.loads(result.stdout) == {"file": str(tmp_path / "page.html"), "rows": 1, "studies": 0, "trials": 0}
+    assert "128x4096x4096" in (tmp_path / "page.html").read_text()
+
+
+def test_doctor_names_every_part() -> None:
+    result = run("doctor", "--json")
+    parts = {item["name"]: item["state"] for item in json.loads(result.stdout)["items"]}
+    assert result.exit_code == 0
+    assert {"python", "torch", "cache", "database", "space sm_90a", "NVRTC (compiles)"} <= set(parts)
+
+
+def test_help_of_every_command_works() -> None:
+    for name in ("tune", "show", "compile", "check", "predict", "explain", "shapes", "report", "doctor"):
+        assert run(name, "--help").exit_code == 0
+
+
+def test_the_module_runs_and_tells_its_version() -> None:
+    done = subprocess.run([sys.executable, "-m", "autogemm", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("autogemm ")
