@@ -18,15 +18,18 @@ import torch
 from torch.autograd import forward_ad
 
 from . import torch_ops
+from .arch import ArchName, gpu_slug
 from .binary import Binary
 from .database import Database
 from .decision import Decision, Notice, Table, decide, screen
 from .device import Device
 from .errors import AutogemmError, DatabaseError, InputError
-from .kernel_store import ChainedKernels, FolderKernels, KernelKey, KernelSource, MemoryKernels
+from .kernel_store import ChainedKernels, FolderKernels, Found, KernelKey, KernelSource, MemoryKernels, choose
+from .measure.nvml import open_nvml, pci_bus_id
 from .problem import Problem
 from .record import Row
-from .runtime.machine import CudaMachine, Launch, Machine
+from .runtime.launcher import Kernel
+from .runtime.machine import Launch, Machine
 from .runtime.operands import ALIGNMENT_BYTES, DTYPES, describe, takes_out
 from .settings import allow_unmeasured
 
@@ -34,10 +37,58 @@ from .settings import allow_unmeasured
 MAX_PLANS: Final = 65_536
 
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
+_ARCH_OF: Final[dict[tuple[int, int], ArchName]] = {(9, 0): "sm_90a", (10, 0): "sm_100a"}
 
 
 class AutogemmWarning(UserWarning):
     """Rows or kernels that are skipped or doubted; said once per cause and process."""
+
+
+class CudaMachine:
+    """The GPUs of this host, through torch and the CUDA driver."""
+
+    device_type = "cuda"
+
+    def __init__(self) -> None:
+        self._devices: dict[int, Device] = {}
+
+    def device(self, index: int) -> Device:
+        """Return what a decision must know of GPU ``index``."""
+        if index not in self._devices:
+            properties = torch.cuda.get_device_properties(index)
+            bus = pci_bus_id(index)
+            nvml = open_nvml(bus) if bus is not None else None
+            self._devices[index] = Device(
+                arch=_ARCH_OF.get((properties.major, properties.minor)), gpu=gpu_slug(properties.name),
+                sm_count=properties.multi_processor_count, name=properties.name, torch=str(torch.__version__),
+                driver=nvml.driver_version() if nvml is not None else None,
+                power_limit_w=nvml.power_limit_w() if nvml is not None else None,
+            )  # fmt: skip
+        return self._devices[index]
+
+    def load(self, binary: Binary, index: int) -> Launch:
+        """Return ``binary`` loaded on GPU ``index``."""
+        return Kernel(binary, index)
+
+    def capturing(self) -> bool:
+        """Return whether the current stream is being captured into a CUDA graph."""
+        return torch.cuda.is_current_stream_capturing()
+
+
+class CompilerCache:
+    """Kernels that the compiler of this installation made before; asked last, and only read."""
+
+    def find(self, key: KernelKey) -> Found:
+        """Return the kernel of ``key``."""
+        from .compile.compiler import cached_binary
+
+        if key.arch not in _ARCH_OF.values():
+            return Found(binary=None, reason=f"no kernels are generated for {key.arch}")
+        try:
+            binary = cached_binary(key.config, cast(ArchName, key.arch), key.dtype)
+        except AutogemmError as error:
+            return Found(binary=None, reason=f"no compiled kernel for {key.config.binary.id} ({error})")
+        return choose(key, [] if binary is None else [binary])
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,8 +312,8 @@ def use_database(folder: Path | str | None, *, unless_set: bool = False) -> None
     with _creating:
         if not (unless_set and _current is not None):
             _current = Dispatcher(
-                read_rows=lambda: read_database(Database(folder)), kernels=FolderKernels(), machine=CudaMachine(),
-                unmeasured=allow_unmeasured(),
+                read_rows=lambda: read_database(Database(folder)), machine=CudaMachine(), unmeasured=allow_unmeasured(),
+                kernels=ChainedKernels([FolderKernels(), CompilerCache()]),
             )  # fmt: skip
 
 

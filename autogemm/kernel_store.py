@@ -11,10 +11,24 @@ from typing import Protocol
 from .binary import Binary
 from .config import Config
 from .errors import InputError
-from .settings import cache_folder
+from .settings import cache_folder, kernel_folders
 
-# Binaries in here are found by dispatch: explicit compilation writes them, under Binary.name.
-KERNELS_FOLDER = "kernels"
+
+def kept_folder() -> Path:
+    """Return the folder of kernels that tuned rows need on this machine, where dispatch finds them without a compiler."""
+    return cache_folder() / "binaries"
+
+
+def keep(binary: Binary) -> Path:
+    """Write ``binary`` to where dispatch finds it and return its file.
+
+    Raises:
+        InputError: the folder can't be written.
+    """
+    try:
+        return binary.write(kept_folder())
+    except OSError as error:
+        raise InputError(f"can't write {kept_folder()}: {error}; set AUTOGEMM_CACHE to a folder you own") from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,8 +106,8 @@ class FolderKernels:
     """Kernels that Binary.write left in folders. Thread-safe; a folder is listed again at every search that misses."""
 
     def __init__(self, folders: Sequence[Path] | None = None) -> None:
-        """Search ``folders``; by default the cache's."""
-        self.folders = tuple(folders) if folders is not None else (cache_folder() / KERNELS_FOLDER,)
+        """Search ``folders``; by default those that AUTOGEMM_KERNELS names, then the one ``keep`` writes to."""
+        self.folders = tuple(folders) if folders is not None else (*kernel_folders(), kept_folder())
         self._read: dict[Path, Binary] = {}
         self._lock = threading.Lock()
 

@@ -18,6 +18,11 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "autogemm"
 
 
+def kernel_folders() -> tuple[Path, ...]:
+    """Return more folders in which dispatch looks for compiled kernels: ``AUTOGEMM_KERNELS``, separated as in ``PATH``."""
+    return tuple(Path(part).expanduser() for part in os.environ.get("AUTOGEMM_KERNELS", "").split(os.pathsep) if part)
+
+
 def nvcc_path() -> Path | None:
     """Return the nvcc to use in place of NVRTC: ``AUTOGEMM_NVCC``, or None."""
     given = os.environ.get("AUTOGEMM_NVCC")
