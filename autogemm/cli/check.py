@@ -42,7 +42,7 @@ def check(
     extents = None if shape is None else parse_shape(shape)
     problem = None if extents is None else Problem(m=extents[0], n=extents[1], k=extents[2], dtype=kind)
     chosen = options.chosen_config(arch_name, config, config_id, settings)
-    candidates = {chosen.id: chosen} if chosen is not None else NAMED[arch_name]
+    candidates = {config or chosen.id: chosen} if chosen is not None else NAMED[arch_name]
     for candidate in candidates.values():
         require_legal(candidate, arch_name, problem, dtype=kind)
 

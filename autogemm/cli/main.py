@@ -11,6 +11,7 @@ import typer
 from .. import __version__
 from ..errors import AutogemmError, InputError
 from . import render
+from .bench import bench
 from .check import check
 from .compile import compile_command
 from .doctor import doctor
@@ -69,7 +70,7 @@ def _top(
 
 # In the order of the help: the main job, then looking at results, then moving them, then the rest.
 _COMMANDS: Final[dict[str, Callable[..., None]]] = {
-    "tune": tune, "show": show, "explain": explain, "report": report, "predict": predict, "check": check,
+    "tune": tune, "bench": bench, "show": show, "explain": explain, "report": report, "predict": predict, "check": check,
     "compile": compile_command, "shapes": shapes,
     "doctor": doctor,
 }  # fmt: skip

@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.console import Console
 from rich.table import Table
@@ -20,6 +20,9 @@ from ..problem import Problem
 from ..record import Row
 from ..results import CheckReport, Prediction
 from ..shapes import Shape
+
+if TYPE_CHECKING:
+    from ..measure.bench import BenchResult
 
 # Tables keep their columns when stdout is a file or a pipe, where there is no terminal to fit into.
 _PIPE_WIDTH: Final = 200
@@ -59,7 +62,12 @@ def error(problem: Exception) -> None:
 
 def document(content: Any) -> None:
     """Print one JSON document, the whole of a --json command's stdout."""
-    sys.stdout.write(json.dumps(content, indent=1, sort_keys=False, allow_nan=False) + "\n")
+    sys.stdout.write(to_json(content) + "\n")
+
+
+def to_json(content: Any) -> str:
+    """Return ``content`` as JSON text; NaN and infinity, which JSON lacks, are an error."""
+    return json.dumps(content, indent=1, allow_nan=False)
 
 
 def raw(text: str) -> None:
@@ -211,3 +219,26 @@ def binary(compiled: Binary, path: Path | None) -> None:
     line(f"  {m.block_threads} threads, {m.smem_bytes} bytes of shared memory, clusters of {m.cluster_ctas}")
     if path is not None:
         line(f"  written to {path}")
+
+
+def bench_table(results: Sequence[BenchResult], means: Mapping[str, float]) -> None:
+    """Print measured ratios to torch.matmul, one shape and kernel a line, and their geometric means."""
+    lines = []
+    for result in results:
+        for name, subject in result.subjects.items():
+            lines.append(
+                [
+                    result.problem.shape,
+                    name,
+                    duration(subject.time_s()),
+                    tflops(result.problem, subject.time_s()),
+                    f"{subject.ratio():.3f} ± {subject.spread():.3f}",
+                    f"{subject.ratio(cold=True):.3f} ± {subject.spread(cold=True):.3f}",
+                    f"{result.fraction_of_limit(name):.0%}",
+                    result.limit.bound,
+                ]
+            )
+    columns = ("shape", "kernel", "time", "TFLOP/s", "x torch warm", "x torch cold", "of limit", "limit")
+    table(columns, lines, right=("time", "TFLOP/s", "x torch warm", "x torch cold", "of limit"))
+    for name, mean in means.items():
+        line(f"geometric mean, {name}: {mean:.4f} x torch.matmul (cuBLAS)", "bold")
