@@ -71,8 +71,8 @@ def epilogue_bytes(config: Config, arch_name: ArchName, dtype: str) -> int:
 
 
 def exchange_bytes(config: Config) -> int:
-    """Return shared-memory bytes in which a CTA receives SPLIT_K slices' partial sums of the columns it owns."""
-    return config.blk_m * config.blk_n * ACC_BYTES if config.split_k > 1 else 0
+    """Return shared-memory bytes in which a CTA receives the other slices' partial sums of the columns it owns."""
+    return config.blk_m * (config.blk_n // config.split_k) * (config.split_k - 1) * ACC_BYTES
 
 
 def store_box(config: Config) -> int:

@@ -10,9 +10,9 @@ and the epilogue transposes: D is written row-major either way.
 
 CTA_GROUP = 2: the cluster's CTAs take neighbouring row tiles and each loads half of the rhs tile for both (TMA multicast).
 PINGPONG: the two consumers take alternate tiles, one multiplying while the other stores.
-SPLIT_K: the cluster's CTAs take slices of K of one tile. Each then owns BLK_N/SPLIT_K columns of the result: all send their
-partial sums of those columns to the owner's shared memory, and the owner adds them in slice order, so that results repeat bit
-for bit. Nothing goes through global memory and no workspace is needed.
+SPLIT_K: the cluster's CTAs take slices of K of one tile. Each then owns BLK_N/SPLIT_K columns of the result: the others send
+their partial sums of those columns to the owner's shared memory, and the owner adds them to its own in slice order, so that
+results repeat bit for bit. Nothing goes through global memory and no workspace is needed.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ def build(config: Config, dtype: str) -> Any:
         rhs_smem = pool.alloc((DEPTH, RHS_STAGE), dtype)
         out_smem = pool.alloc((CONSUMERS, ROWS * EPI_N), dtype)
         if SLICES > 1:
-            partials = pool.alloc((CONSUMERS, SLICES, PARTIAL * WARPGROUP), "float32")
+            partials = pool.alloc((CONSUMERS, SLICES - 1, PARTIAL * WARPGROUP), "float32")
         tma2mma.init(1)
         mma2tma.init((1 if PINGPONG else CONSUMERS) * GROUP)
         if SLICES > 1:
@@ -332,28 +332,38 @@ def build(config: Config, dtype: str) -> Any:
 
             @T.inline
             def exchange_partials():
-                """Send every owner its columns' partial sums, receive this CTA's from all slices, add them in slice order."""
+                """Send the other owners' columns, receive this CTA's from the other slices, add them all in slice order.
+
+                A receiver has a slot for every slice but its own: slice s is in slot s, or s - 1 if s is past the receiver.
+                """
                 sum2part.wait(consumer, exchange.phase ^ 1)
                 if thread == 0:
-                    part2sum.arrive(consumer, SLICES * PARTIAL * WARPGROUP * 4)
-                mine = T.meta_var(T.cuda.cvta_generic_to_shared(partials.ptr_to([consumer, cta_rank, thread * 4])))
+                    part2sum.arrive(consumer, (SLICES - 1) * PARTIAL * WARPGROUP * 4)
                 arrived = T.meta_var(T.cuda.cvta_generic_to_shared(part2sum.ptr_to([consumer])))
                 for owner in T.unroll(SLICES):
-                    T.ptx.mapa.shared__cluster.u32(peer_data[0], mine, T.uint32(owner))
-                    T.ptx.mapa.shared__cluster.u32(peer_bar[0], arrived, T.uint32(owner))
-                    for mb in T.unroll(BLOCKS):
-                        for i in T.unroll(OWNED_REGS // 4):
-                            base = T.meta_var(mb * BLOCK_REGS + owner * OWNED_REGS + i * 4)
-                            T.ptx[_SEND](
-                                peer_data[0] + T.uint32((mb * (OWNED_REGS // 4) + i) * WARPGROUP * 16),
-                                acc[base], acc[base + 1], acc[base + 2], acc[base + 3], peer_bar[0],
-                            )
+                    if cta_rank != owner:
+                        slot = T.meta_var(cta_rank - T.Cast("int32", cta_rank > owner))
+                        at = T.meta_var(T.cuda.cvta_generic_to_shared(partials.ptr_to([consumer, slot, thread * 4])))
+                        T.ptx.mapa.shared__cluster.u32(peer_data[0], at, T.uint32(owner))
+                        T.ptx.mapa.shared__cluster.u32(peer_bar[0], arrived, T.uint32(owner))
+                        for mb in T.unroll(BLOCKS):
+                            for i in T.unroll(OWNED_REGS // 4):
+                                base = T.meta_var(mb * BLOCK_REGS + owner * OWNED_REGS + i * 4)
+                                T.ptx[_SEND](
+                                    peer_data[0] + T.uint32((mb * (OWNED_REGS // 4) + i) * WARPGROUP * 16),
+                                    acc[base], acc[base + 1], acc[base + 2], acc[base + 3], peer_bar[0],
+                                )
                 part2sum.wait(consumer, exchange.phase)
                 exchange.advance()
                 for i in T.unroll(PARTIAL // 4):
                     for s in T.unroll(SLICES):
-                        at = T.meta_var(partials.ptr_to([consumer, s, (i * WARPGROUP + thread) * 4]))
-                        T.ptx[_READ](term[0], term[1], term[2], term[3], at)
+                        if cta_rank == s:
+                            for j in T.unroll(4):
+                                term[j] = acc[i * 4 // OWNED_REGS * BLOCK_REGS + s * OWNED_REGS + i * 4 % OWNED_REGS + j]
+                        else:
+                            slot = T.meta_var(s - T.Cast("int32", cta_rank < s))
+                            at = T.meta_var(partials.ptr_to([consumer, slot, (i * WARPGROUP + thread) * 4]))
+                            T.ptx[_READ](term[0], term[1], term[2], term[3], at)
                         for j in T.unroll(4):
                             if s == 0:
                                 total[i * 4 + j] = term[j]
