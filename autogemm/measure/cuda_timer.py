@@ -205,6 +205,7 @@ class CudaTimer:
             count = cold_sets(base.bytes, _l2_bytes(self._device))
             copies = [OperandSet(a=base.a.clone(), b=base.b.clone(), out=torch.empty_like(base.out)) for _ in range(count - 1)]
             self._sets = [base, *copies]
+            torch.cuda.synchronize(self._device)  # the copies were made on another stream
         return self._sets
 
     def _evict(self) -> None:

@@ -66,7 +66,7 @@ class Worker:
         # The worker reads this pipe only to notice that the parent is gone.
         lifeline_read, self._lifeline = os.pipe()
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the worker
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(p).absolute()) for p in sys.path if p or p == "")}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(str(Path(p).absolute()) for p in sys.path)}
         self._process = subprocess.Popen(
             [sys.executable, "-c", _START, str(theirs.fileno()), str(lifeline_read), factory],
             stdin=subprocess.DEVNULL, stdout=self._stderr, stderr=self._stderr, env=environment,
