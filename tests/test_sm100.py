@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 
+import numpy as np
 import pytest
 
 from autogemm.arch import ArchName
@@ -16,6 +17,7 @@ from autogemm.config import Config, named_config
 from autogemm.constraints import violations
 from autogemm.kernel.generate import KernelSource, barrier_names, generate, prim_func
 from autogemm.manifest import evaluate
+from autogemm.simulate.check import check_config, check_primfunc, integer_inputs, launch_scalars
 
 ARCH: ArchName = "sm_100a"
 SEED = ("v7", "v8", "v9")
@@ -173,6 +175,37 @@ def test_ragged_shapes_get_whole_tiles(
     assert values["tile_count"] == tiles
     assert values["k_steps"] == -(-k // 64)
     assert evaluate(manifest.grid, values) == min(148 // group, tiles) * group
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        named_config("v8", ARCH),
+        DOUBLE_BUFFERED,
+        Config(blk_m=128, blk_n=48, pipe_depth=3, num_consumer=2, epi_n=16, tmem_buffers=2),
+        Config(blk_m=128, blk_n=256, pipe_depth=3, epi_n=128, tmem_buffers=2),
+    ],
+    ids=lambda c: c.id,
+)
+def test_ragged_products_are_exact_on_the_cpu(config: Config) -> None:
+    report = check_config(config, ARCH, seeds=(0, 1))
+    assert report.findings == () and report.wrong_elements == 0
+
+
+@pytest.mark.parametrize("name", ["v7", "v9"])
+def test_clusters_without_a_tile_do_no_harm(name: str) -> None:
+    config = named_config(name, ARCH)
+    shape = (24, 120, 72)  # one tile
+    scalars = launch_scalars(config, ARCH, "float16", shape, sm_count=148)
+    assert scalars["tile_count"] == scalars["cluster_count"] == 1
+    scalars["cluster_count"] += 1
+    scalars["grid"] += config.cta_group
+    a, b = (bits.view(np.float16) for bits in integer_inputs(shape, "float16").values())
+    report = check_primfunc(
+        prim_func(config, ARCH), arch=ARCH, inputs={"A": a, "B": b}, sm_count=148, scalars=scalars,
+        barrier_names=barrier_names(config, ARCH),
+    )  # fmt: skip
+    assert report.findings == () and report.wrong_elements == 0
 
 
 def test_bfloat16_kernels_convert_to_bfloat16() -> None:

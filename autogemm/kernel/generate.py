@@ -17,7 +17,7 @@ from ..config import Config
 from ..constraints import require_legal
 from ..dtypes import dtype as lookup_dtype
 from ..errors import MissingDependency
-from ..manifest import Manifest, Param
+from ..manifest import Manifest, Param, Scalar, TensorMap
 from ..problem import Epilogue, Layout
 from ..resources import geometry, smem_bytes, threads
 
@@ -83,6 +83,15 @@ def barrier_names(config: Config, arch_name: ArchName) -> tuple[str, ...]:
     return names
 
 
+def manifest_parts(
+    config: Config, arch_name: ArchName, dtype: str = "float16"
+) -> tuple[tuple[Scalar, ...], tuple[TensorMap, ...], str, str]:
+    """Return (scalars in order of evaluation, tensor maps, grid, workspace bytes) of the kernel's Manifest, untraced."""
+    parts: tuple[tuple[Scalar, ...], tuple[TensorMap, ...], str, str]
+    parts = _body(arch_name).manifest_parts(config.binary, lookup_dtype(dtype).name)
+    return parts
+
+
 def generate(config: Config, arch_name: ArchName, dtype: str = "float16") -> KernelSource:
     """Return CUDA text and Manifest of ``config``; needs no GPU and no CUDA toolkit.
 
@@ -128,7 +137,7 @@ def _body(arch_name: ArchName) -> ModuleType:
 
 
 def _manifest(config: Config, arch_name: ArchName, dtype: str, params: list[tuple[str, str]]) -> Manifest:
-    scalars, tensor_maps, grid, workspace_bytes = _body(arch_name).manifest_parts(config, dtype)
+    scalars, tensor_maps, grid, workspace_bytes = manifest_parts(config, arch_name, dtype)
     known = {m.name for m in tensor_maps} | {s.name for s in scalars}
     unknown = [name for kind, name in params if kind != "workspace" and name not in known]
     if unknown:
@@ -137,7 +146,7 @@ def _manifest(config: Config, arch_name: ArchName, dtype: str, params: list[tupl
         entry=ENTRY, arch=arch_name, dtype=dtype, layout=LAYOUT, epilogue=EPILOGUE, knobs=config.to_knobs(),
         block_threads=threads(config), cluster_ctas=geometry(config, arch_name).cluster_ctas,
         smem_bytes=smem_bytes(config, arch_name, dtype), grid=grid,
-        scalars=tuple(scalars), tensor_maps=tuple(tensor_maps),
+        scalars=scalars, tensor_maps=tensor_maps,
         params=tuple(Param(kind=kind, name=name) for kind, name in params),  # type: ignore[arg-type]
         workspace_bytes=workspace_bytes, generator=generator_hash(),
     )  # fmt: skip
