@@ -413,6 +413,7 @@ OPERATIONS: Final[dict[str, Handler]] = {
     "tirx.ptx.mapa": _mapa,
     "tirx.ptx.mapa_u32": _mapa,
     "tirx.ptx.setmaxnreg": _setmaxnreg,
+    "tirx.ptx.prefetch": _nothing,
     "tirx.ptx.prefetch_tensormap": _nothing,
     "tirx.ptx.griddepcontrol_wait": _nothing,
     "tirx.ptx.griddepcontrol_launch_dependents": _nothing,
