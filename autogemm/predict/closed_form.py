@@ -15,6 +15,7 @@ from ..dtypes import DTYPES
 from ..errors import InputError
 from ..manifest import ceildiv
 from ..problem import Problem
+from ..resources import geometry
 from ..results import Prediction
 from .constants import Constants, constants
 
@@ -98,7 +99,6 @@ def predict(
         epilogue += reduction
     launch_s = c.launch_s + (c.cluster_launch_s if ctas > 1 else 0.0)
     overlapped = pingpong or config.tmem_buffers > 1
-    work = (max(problem.flops, 1e9) / 1e12) ** -c.clock_per_work
 
     next_clock = gpu.max_clock_hz
     for _ in range(2):  # the clock depends on the utilization, which depends weakly on the clock
@@ -113,7 +113,7 @@ def predict(
         sm_s = cycles / clock
         device_s = (sm_s**p + dram_s**p) ** (1 / p)
         busy = min(1.0, tiles * ctas * k_steps * mma / (sms * clock * device_s))
-        next_clock = min(gpu.max_clock_hz, c.full_load_clock_hz * work * max(busy, 0.05) ** -c.clock_per_utilization)
+        next_clock = settled_clock(problem, gpu, c, busy)
     return Prediction(
         time_s=device_s + launch_s,
         model=MODEL,
@@ -136,6 +136,24 @@ def predict(
             "sms": tiles / (waves * (sms // ctas)),
         },
     )
+
+
+def settled_clock(problem: Problem, gpu: Gpu, use: Constants, busy: float) -> float:
+    """Return the SM clock in Hz that the power limit leaves while ``busy`` of the tensor cores' cycles are used."""
+    work = float((max(problem.flops, 1e9) / 1e12) ** -use.clock_per_work)
+    return min(gpu.max_clock_hz, use.full_load_clock_hz * work * float(max(busy, 0.05) ** -use.clock_per_utilization))
+
+
+def device_memory_part(problem: Problem, config: Config, gpu: Gpu) -> float:
+    """Return the bytes that one warm launch moves to or from device memory, over the least it could move from a cold start."""
+    c = constants(gpu)
+    size = DTYPES[problem.dtype].bytes
+    m, n = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
+    rows = geometry(config, gpu.arch).cluster_rows
+    held = c.l2_part * gpu.l2_bytes
+    miss = max(0.0, 1 - held / problem.bytes_moved)
+    moved = _dram_bytes(m, n, problem.k, size, ceildiv(m, rows), rows, config.l2_group_size, held)
+    return miss * moved / problem.bytes_moved
 
 
 def _dram_bytes(m: int, n: int, k: int, size: int, row_tiles: int, cluster_rows: int, group: int, held: float) -> float:
