@@ -12,19 +12,16 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from . import __version__
-from .arch import ARCHS, gpu_slug
+from .arch import ARCHS
 from .database import Database
 from .errors import AutogemmError
 from .settings import cache_folder, nvcc_path
 from .space import load_space
 
 State = Literal["ok", "missing", "bad"]
-
-# Compute capability to arch, for devices that kernels are generated for.
-_CAPABILITY: Final = {(9, 0): "sm_90a", (10, 0): "sm_100a"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,16 +130,14 @@ def _torch() -> list[Item]:
             *items,
             Item(name="GPU", state="missing", needed=False, detail="none usable by torch; tune predicts instead of measuring"),
         ]
-    from .runtime.machine import driver_version
+    from .local import local_device
 
-    items.append(Item(name="driver", state="ok", needed=False, detail=driver_version() or "version unknown"))
     for index in range(torch.cuda.device_count()):
-        properties = torch.cuda.get_device_properties(index)
-        arch = _CAPABILITY.get((properties.major, properties.minor))
-        detail = (
-            f"{properties.name} ({gpu_slug(properties.name)}), {properties.multi_processor_count} SMs, {arch or 'no kernels'}"
-        )
-        items.append(Item(name=f"GPU {index}", state="ok" if arch else "bad", needed=False, detail=detail))
+        device = local_device(index)
+        assert device is not None
+        detail = f"{device.name} ({device.gpu}), {device.sm_count} SMs, {device.arch or 'no kernels are generated for it'}"
+        driver = f", driver {device.driver}" if device.driver else ""
+        items.append(Item(name=f"GPU {index}", state="ok" if device.arch else "bad", needed=False, detail=detail + driver))
     return items
 
 

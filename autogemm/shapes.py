@@ -193,7 +193,7 @@ def record_shapes(path: str | Path | None = None) -> Iterator[Recording]:
 
     recording = Recording()
 
-    class Recorder(TorchDispatchMode):
+    class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             name = func.overloadpacket._qualified_op_name
             operands = {
@@ -211,7 +211,7 @@ def record_shapes(path: str | Path | None = None) -> Iterator[Recording]:
         second = "T" if b.stride(0) == 1 or b.shape[0] == 1 else "N"
         into.add(rows, b.shape[1], b.shape[0], str(a.dtype), first + second)
 
-    with Recorder():
+    with Recorder():  # type: ignore[no-untyped-call]
         yield recording
     if path is not None:
         write_shapes(Path(path), recording.shapes)

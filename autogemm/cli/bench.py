@@ -15,7 +15,7 @@ from ..device import Device
 from ..dtypes import dtype as lookup_dtype
 from ..errors import AutogemmError, InputError, MissingDependency, NothingFound
 from ..problem import Problem
-from . import live, options, render, target
+from . import live, options, render
 
 if TYPE_CHECKING:
     from ..measure.bench import BenchResult
@@ -48,16 +48,21 @@ def bench(
         raise InputError(f"can't write {out}: its folder does not exist")
     database = options.database(db)
     asked = options.problems(shape, shapes, dtype) if shape or shapes is not None else None
-    device = target.local_device(gpu)
+
+    from ..local import local_device
+
+    device = local_device(gpu)
     if device is None:
         raise MissingDependency("bench measures and needs a GPU; none is usable here (autogemm predict models times)")
     if device.arch is None:
         raise InputError(f"no kernels are generated for {device.name}; bench needs a Hopper or Blackwell GPU")
     problems = asked if asked is not None else _tuned(database, device, lookup_dtype(dtype).name)
 
+    from ..dispatch import use_database
     from ..measure.bench import geomean
     from ..measure.device import read_bandwidth
 
+    use_database(database.folder)
     bandwidth = read_bandwidth(gpu)
     results: list[BenchResult] = []
     failed = 0
@@ -103,18 +108,15 @@ def _measure(
     problem: Problem, device: Device, arch_name: ArchName, index: int, database: Database, bandwidth: float, cublaslt: bool,
     rounds: int, energy_s: float,
 ) -> BenchResult:  # fmt: skip
-    from ..dispatch import Dispatcher, read_database
-    from ..kernel_store import FolderKernels
+    from ..dispatch import matmul
     from ..loading import load
     from ..measure.bench import COLD_ROUNDS, bench, kernel_call
-    from ..runtime.machine import CudaMachine
 
     assert not problem_violations(problem)
     loaded = load(problem.m, problem.n, problem.k, dtype=problem.dtype, database=database, device=device)
-    dispatcher = Dispatcher(rows=lambda: read_database(database), kernels=FolderKernels(), machine=CudaMachine())
     calls: dict[str, Any] = {
         RAW: kernel_call(loaded.binary, loaded.config, device=index),
-        DISPATCH: lambda a, b, out: dispatcher.matmul(a, b.t(), out),
+        DISPATCH: lambda a, b, out: matmul(a, b.t(), out),
     }
     return bench(
         problem, calls, arch_name=arch_name, bandwidth_bytes_per_s=bandwidth, device=index, cublaslt=cublaslt,

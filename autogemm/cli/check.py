@@ -11,6 +11,7 @@ from ..constraints import require_legal
 from ..dtypes import dtype as lookup_dtype
 from ..errors import InputError
 from ..problem import Problem, parse_shape
+from ..results import Level
 from . import options, render
 
 FINDINGS = 1
@@ -37,8 +38,9 @@ def check(
     Without --shape, at a small shape that exercises every role, ring wrap and tail. Without a config, every named one.
     """
     arch_name, kind = options.parse_arch(arch or "sm_100a"), lookup_dtype(dtype).name
-    if level not in ("tile", "ptx"):
-        raise InputError(f"unknown level {level!r}; use tile or ptx")
+    levels: dict[str, Level] = {"tile": "tile", "ptx": "ptx"}
+    if level not in levels:
+        raise InputError(f"unknown level {level!r}; use {' or '.join(levels)}")
     extents = None if shape is None else parse_shape(shape)
     problem = None if extents is None else Problem(m=extents[0], n=extents[1], k=extents[2], dtype=kind)
     chosen = options.chosen_config(arch_name, config, config_id, settings)
@@ -50,7 +52,7 @@ def check(
 
     documents, found = [], False
     for name, candidate in candidates.items():
-        report = check_config(candidate, arch_name, shape=extents, dtype=kind, level=level, seeds=tuple(range(seeds)))
+        report = check_config(candidate, arch_name, shape=extents, dtype=kind, level=levels[level], seeds=tuple(range(seeds)))
         found |= not report.passed
         documents.append({"config": candidate.to_knobs(), "config_id": candidate.id, "arch": arch_name, **report.to_json()})
         if not as_json:

@@ -108,7 +108,7 @@ def against(row: Row) -> str:
 
 def row_table(rows: Sequence[Row], stale: Mapping[int, Sequence[str]] | None = None) -> None:
     """Print Rows, one a line; ``stale`` maps an index to the reasons why that Row is out of date."""
-    lines = []
+    lines: list[list[str | Text]] = []
     for i, row in enumerate(rows):
         measured = row.status == "measured"
         tied = "" if row.race is None else str(len(row.race.tied))
@@ -203,7 +203,7 @@ def shape_table(shapes: Sequence[Shape]) -> None:
 def items(found: Sequence[Item]) -> None:
     """Print the parts of an installation, one a line."""
     styles = {"ok": "green", "missing": "yellow", "bad": "red"}
-    lines = [
+    lines: list[list[str | Text]] = [
         [item.name, Text(item.state, style="red" if item.needed and item.state != "ok" else styles[item.state]), item.detail]
         for item in found
     ]

@@ -24,24 +24,6 @@ class Target:
     reason: str = ""
 
 
-def local_device(index: int) -> Device | None:
-    """Return GPU ``index`` of this machine, None if there is no GPU at all.
-
-    Raises:
-        InputError: there are GPUs, but not that one.
-    """
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if count == 0:
-        return None
-    if not 0 <= index < count:
-        raise InputError(f"no GPU {index} here; there {'is' if count == 1 else 'are'} {count}, counted from 0")
-    from ..runtime.machine import CudaMachine
-
-    return CudaMachine().device(index)
-
-
 def resolve(arch: str | None, gpu: int | None, *, predict: bool, default: ArchName = "sm_100a") -> Target:
     """Return the Target that --arch, --gpu and --predict name.
 
@@ -49,6 +31,8 @@ def resolve(arch: str | None, gpu: int | None, *, predict: bool, default: ArchNa
         InputError: unknown arch, or a GPU that is not there.
         MissingDependency: --gpu on a machine without a GPU.
     """
+    from ..local import local_device
+
     asked = None if arch is None else options.parse_arch(arch)
     local = None if predict and gpu is None else local_device(gpu or 0)
     if gpu is not None and local is None:
