@@ -52,7 +52,7 @@ def cuda_text(func: Any, arch_name: str) -> str:
     """Return the CUDA source of PrimFunc ``func`` for ``arch_name``, compilable by NVRTC and by nvcc."""
     target = tvm.target.Target({"kind": "cuda", "arch": arch_name})  # explicit, so that no device is looked for
     name = str(func.attrs["global_symbol"])
-    with target:
+    with target, quick_tracing():
         executable = tvm.compile(tvm.IRModule({name: func}), target=target, tir_pipeline="tirx")
     return stand_alone(executable.mod.imports[0].inspect_source())
 
@@ -100,6 +100,7 @@ def quick_tracing() -> Iterator[None]:
     """Halve the time TVM takes to trace a kernel: remember which module a file belongs to.
 
     The tracer asks ``inspect`` for the call stack at every macro, and ``inspect`` walks all loaded modules for each frame.
+    Lowering traces too: the bodies of the tile primitives.
     """
     original = inspect.getmodule
     known: dict[str, Any] = {}
