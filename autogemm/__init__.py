@@ -18,12 +18,16 @@ _EXPORTS = {
     "Problem": "problem", "Config": "config", "Database": "database", "Row": "record", "Device": "device",
     "Decision": "decision",
     "matmul": "dispatch", "explain": "dispatch", "prepare": "dispatch", "use_database": "dispatch",
+    "linear": "layers", "patch": "layers", "load": "loading", "LoadedKernel": "loading",
+    "load_bundle": "bundle", "make_bundle": "bundle",
     "record_shapes": "shapes",
 }  # fmt: skip
 
 __all__ = ["__version__", *sorted(_EXPORTS)]
 
 if TYPE_CHECKING:
+    from .bundle import load_bundle as load_bundle
+    from .bundle import make_bundle as make_bundle
     from .config import Config as Config
     from .database import Database as Database
     from .decision import Decision as Decision
@@ -41,6 +45,10 @@ if TYPE_CHECKING:
     from .errors import MissingDependency as MissingDependency
     from .errors import NothingFound as NothingFound
     from .errors import UnsupportedOp as UnsupportedOp
+    from .layers import linear as linear
+    from .layers import patch as patch
+    from .loading import LoadedKernel as LoadedKernel
+    from .loading import load as load
     from .problem import Problem as Problem
     from .record import Row as Row
     from .shapes import record_shapes as record_shapes

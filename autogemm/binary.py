@@ -68,14 +68,17 @@ class Binary:
     def write(self, folder: Path) -> Path:
         """Write ``<name>.cubin`` and ``<name>.json`` and return the latter; each file appears whole or not at all."""
         folder.mkdir(parents=True, exist_ok=True)
-        document = {
+        write_whole(folder / f"{self.name}.cubin", self.cubin)
+        path = folder / f"{self.name}.json"
+        write_whole(path, (json.dumps(self.to_json(), indent=1, sort_keys=True) + "\n").encode())
+        return path
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all but the cubin, JSON-ready."""
+        return {
             "schema": SCHEMA, "manifest": self.manifest.to_json(), "usage": asdict(self.usage), "compiler": self.compiler,
             "sha256": self.sha256, "check": self.check,
         }  # fmt: skip
-        write_whole(folder / f"{self.name}.cubin", self.cubin)
-        path = folder / f"{self.name}.json"
-        write_whole(path, (json.dumps(document, indent=1, sort_keys=True) + "\n").encode())
-        return path
 
     @classmethod
     def read(cls, path: Path) -> Binary:
@@ -89,10 +92,19 @@ class Binary:
             cubin = path.with_suffix(".cubin").read_bytes()
         except (OSError, ValueError) as error:
             raise InputError(f"can't read kernel {path}: {error}") from error
+        return cls.from_json(document, cubin, str(path))
+
+    @classmethod
+    def from_json(cls, document: Any, cubin: bytes, where: str) -> Binary:
+        """Return the Binary that ``document`` describes; ``where`` names it in errors.
+
+        Raises:
+            InputError: not a binary's JSON, of a newer schema, or not matching its hash.
+        """
         if not isinstance(document, dict) or not isinstance(document.get("schema"), int):
-            raise InputError(f"{path} does not describe a kernel")
+            raise InputError(f"{where} does not describe a kernel")
         if document["schema"] > SCHEMA:
-            raise InputError(f"{path} has schema {document['schema']}, newer than {SCHEMA}; upgrade autogemm")
+            raise InputError(f"{where} has schema {document['schema']}, newer than {SCHEMA}; upgrade autogemm")
         try:
             binary = cls(
                 cubin=cubin, manifest=Manifest.from_json(document["manifest"]), usage=Usage(**document["usage"]),
@@ -100,10 +112,10 @@ class Binary:
             )  # fmt: skip
             expected = document["sha256"]
         except (KeyError, TypeError) as error:
-            raise InputError(f"{path} does not describe a kernel: {error}") from error
+            raise InputError(f"{where} does not describe a kernel: {error}") from error
         if binary.sha256 != expected:
             raise InputError(
-                f"{path}: cubin or manifest was changed (hash {binary.sha256[:12]}, recorded {str(expected)[:12]})"
+                f"{where}: cubin or manifest was changed (hash {binary.sha256[:12]}, recorded {str(expected)[:12]})"
             )
         return binary
 

@@ -282,6 +282,15 @@ def _check_budget(sm_count: int | None) -> None:
         raise InputError(f"sm_count must be a positive number of SMs or None, got {sm_count!r}")
 
 
+def _read_named(folder: Path | str | None) -> tuple[list[Row], list[Notice]]:
+    try:
+        return read_database(Database(folder))
+    except InputError:
+        if folder is not None:
+            raise
+        return [], []  # a bundle's loader comes without the rows that ship with the package
+
+
 def read_database(database: Database) -> tuple[list[Row], list[Notice]]:
     """Return the rows of ``database``, and a Notice for what can't be read; one bad file costs only its GPU's rows."""
     rows: list[Row] = []
@@ -312,7 +321,7 @@ def use_database(folder: Path | str | None, *, unless_set: bool = False) -> None
     with _creating:
         if not (unless_set and _current is not None):
             _current = Dispatcher(
-                read_rows=lambda: read_database(Database(folder)), machine=CudaMachine(), unmeasured=allow_unmeasured(),
+                read_rows=lambda: _read_named(folder), machine=CudaMachine(), unmeasured=allow_unmeasured(),
                 kernels=ChainedKernels([FolderKernels(), CompilerCache()]),
             )  # fmt: skip
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 import autogemm.dispatch as module
 from autogemm.dispatch import Dispatcher
 from autogemm.errors import InputError
-from autogemm.linear import AutogemmLinear, linear, patch
+from autogemm.layers import AutogemmLinear, linear, patch
 
 # Shapes (tokens, out, in) of the block below: 2 sequences of 16 tokens, width 64, and its MLP.
 TOKENS, WIDTH, INNER = 32, 64, 128
