@@ -115,8 +115,9 @@ class DeviceEvaluator:
 
     kind: Literal["device"] = "device"
 
-    def __init__(self, bench: Bench, rules: Rules | None = None) -> None:
-        self._bench, self.rules = bench, rules if rules is not None else Rules()
+    def __init__(self, bench: Bench, rules: Rules | None = None, *, owns_bench: bool = True) -> None:
+        """Time on ``bench``, which ``close`` ends too unless it belongs to someone else."""
+        self._bench, self.rules, self._owns_bench = bench, rules if rules is not None else Rules(), owns_bench
         self._admitted: dict[str, Admitted] = {}
         self._leader: tuple[float, str] | None = None
 
@@ -168,7 +169,8 @@ class DeviceEvaluator:
 
     def close(self) -> None:
         """See Evaluator."""
-        self._bench.close()
+        if self._owns_bench:
+            self._bench.close()
 
     def _admit(self, candidate: Candidate) -> Admitted:
         name = candidate.config.id

@@ -9,8 +9,10 @@ from typing import Protocol
 
 from ..arch import ArchName
 from ..binary import Binary
+from ..compile.toolchain import toolchain
 from ..config import Config
 from ..errors import AutogemmError, CompileError
+from ..kernel.generate import generator_hash
 from ..record import CheckSummary
 from ..results import CheckReport
 from .evaluate import Candidate
@@ -22,6 +24,10 @@ CompileMany = Callable[[Sequence[Config]], Iterator[tuple[Config, "Binary | Comp
 
 class Supply(Protocol):
     """Turns Configs into Candidates."""
+
+    @property
+    def origin(self) -> tuple[str, str]:
+        """Generator hash and compiler of its kernels."""
 
     def prepare(self, configs: Iterable[Config]) -> None:
         """Start working on ``configs``, in this order, without waiting for them."""
@@ -66,6 +72,11 @@ class CompilingSupply:
         self._changed = threading.Condition()
         self._closed = False
         self.compiled = 0
+
+    @property
+    def origin(self) -> tuple[str, str]:
+        """See Supply."""
+        return generator_hash(), toolchain().compiler
 
     def prepare(self, configs: Iterable[Config]) -> None:
         """See Supply."""
@@ -136,6 +147,12 @@ class FolderSupply:
     def configs(self) -> list[Config]:
         """The Configs in the folder, launch-time knobs at their default."""
         return list(self._binaries)
+
+    @property
+    def origin(self) -> tuple[str, str]:
+        """See Supply; several where the folder is a mixture."""
+        generators = {binary.manifest.generator for binary in self._binaries.values()}
+        return "+".join(sorted(generators)), "+".join(sorted({binary.compiler for binary in self._binaries.values()}))
 
     def prepare(self, configs: Iterable[Config]) -> None:
         """See Supply; all is there."""

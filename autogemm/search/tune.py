@@ -21,7 +21,6 @@ from ..constraints import problem_violations, violations
 from ..database import Database
 from ..device import Device
 from ..errors import CompileError, IllegalConfig, InputError, MissingDependency
-from ..kernel.generate import generator_hash
 from ..predict.closed_form import MODEL
 from ..problem import Problem
 from ..record import Key, Provenance, Row
@@ -129,7 +128,7 @@ class Tuner:
             InputError: the problem, the budget or a file can't be used; raised before anything is spent.
             NothingFound: no candidate is usable.
         """
-        began = time.monotonic()
+        began, options = time.monotonic(), self.options
         budget = budget if budget is not None else Budget()
         key = self.key(problem)
         if self.kind == "model" and budget.target is not None:
@@ -140,7 +139,7 @@ class Tuner:
             progress(Note(text="a measured row is there, which no prediction replaces"))
             progress(Done(row=held, reused=True, compiled=0, elapsed_s=time.monotonic() - began))
             return held
-        supply = self._supply(problem.dtype)
+        supply = self.supply(problem.dtype)
         compiled_before = supply.compiled
         order, pool = self._plan(problem, supply, budget)
         axes = Axes.of([*order, *pool]) if self._sampler(len(pool) or len(order)) != "order" else None
@@ -151,23 +150,25 @@ class Tuner:
                 return held
             queued = order if axes is None else order[:WORKING_SET]
             finished = len(store.finished())
+            if isinstance(store, OptunaStore) and options.storage is not None:
+                store.set_attribute("task", self._task(problem, len(order)))
+                store.set_attribute("open", True)
             store.enqueue(queued)
             progress(Planned(key=key, evaluator=self.kind, candidates=len(order), finished=finished))
-            evaluator = self._evaluator(problem)
+            evaluator = self.evaluator(problem)
             try:
                 choice = Search(
                     order=order, pool=pool, evaluator=evaluator, supply=supply, store=store, meter=Meter(budget),
-                    progress=progress, batch=1 if self.options.storage else BATCH,
+                    progress=progress, batch=BATCH if self.kind == "device" and self.options.storage is None else 1,
                 ).run()  # fmt: skip
             finally:
-                if self._make_bench is not None:
-                    evaluator.close()
+                evaluator.close()
             row = Row(
                 key=key, config=choice.candidate.config, evidence=choice.evidence, check=choice.candidate.check,
                 race=choice.race, provenance=provenance(choice.candidate.binary, choice.evidence),
             )  # fmt: skip
             row = self.database.put(row)
-            if isinstance(store, OptunaStore):
+            if isinstance(store, OptunaStore) and options.storage is not None:
                 store.set_attribute("open", False)
         finally:
             store.close()
@@ -215,7 +216,12 @@ class Tuner:
             return self.options.sampler
         return "order" if points <= EXHAUSTIVE_LIMIT or self.kind == "model" else "tpe"
 
-    def _supply(self, dtype: str) -> Supply:
+    def supply(self, dtype: str) -> Supply:
+        """Return the source of candidates for ``dtype``, the same one for all Problems.
+
+        Raises:
+            InputError, MissingDependency: no usable candidates folder, or no compiler.
+        """
         if dtype not in self._supplies:
             self._supplies[dtype] = self._new_supply(dtype)
         return self._supplies[dtype]
@@ -243,10 +249,7 @@ class Tuner:
         sampler = self._sampler(0 if axes is None else len(axes.members))
         name = self._study_name(key, sampler, axes)
         if options.storage is not None:
-            shared = open_shared(options.storage, STUDY_PREFIX + name, sampler=sampler, axes=axes, seed=options.seed)
-            shared.set_attribute("task", self._task(key.problem))
-            shared.set_attribute("open", True)
-            return shared
+            return open_shared(options.storage, STUDY_PREFIX + name, sampler=sampler, axes=axes, seed=options.seed)
         try:
             return open_local(
                 cache_folder() / "studies", name, sampler=sampler, axes=axes, seed=options.seed, fresh=options.fresh,
@@ -273,12 +276,12 @@ class Tuner:
         digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
         return f"{self.kind}-{key.gpu}-{key.sm_count}-{key.dtype}-{key.layout}-{key.epilogue}-{key.problem.shape}-{digest}"
 
-    def _task(self, problem: Problem) -> dict[str, object]:
+    def _task(self, problem: Problem, candidates: int) -> dict[str, object]:
         """Return what a worker must know to run this study's trials."""
         return {
             "m": problem.m, "n": problem.n, "k": problem.k, "dtype": problem.dtype, "layout": problem.layout,
             "epilogue": problem.epilogue, "gpu": self.device.gpu, "sm_count": self.sm_count, "kind": self.kind,
-            "generator": generator_hash(),
+            "generator": self.supply(problem.dtype).origin[0], "candidates": candidates,
         }  # fmt: skip
 
     def _still_good(self, held: Row, budget: Budget, store: TrialStore, configs: list[Config], progress: Progress) -> bool:
@@ -305,7 +308,12 @@ class Tuner:
         progress(Note(text=f"{len(new)} kernels have not been tried on this shape yet"))
         return False
 
-    def _evaluator(self, problem: Problem) -> Evaluator:
+    def evaluator(self, problem: Problem, sm_count: int | None = None) -> Evaluator:
+        """Return what tries candidates for ``problem``; on a GPU, one Problem at a time.
+
+        Args:
+            sm_count: SM budget; the Tuner's own by default.
+        """
         if self.kind == "model":
             assert self.gpu is not None
             return ModelEvaluator(problem, self.gpu, self._predicted_sms)
@@ -313,11 +321,13 @@ class Tuner:
             return DeviceEvaluator(self._make_bench(problem))
         from ..measure.device_bench import DeviceBench
 
+        budget = self.sm_count if sm_count is None else sm_count
         if isinstance(self._own_bench, DeviceBench):
+            self._own_bench.sm_count = budget
             self._own_bench.open(problem)
         else:
-            self._own_bench = DeviceBench(problem, device=self._device_index, sm_count=self.sm_count)
-        return DeviceEvaluator(self._own_bench)
+            self._own_bench = DeviceBench(problem, device=self._device_index, sm_count=budget)
+        return DeviceEvaluator(self._own_bench, owns_bench=False)
 
 
 def tune(
