@@ -168,17 +168,24 @@ class Acceptance:
         kernel(a, b, out)
         plan = next(iter(kernel._recent.values()))
 
+        missing, unknown = Kernel(small), Kernel(small)
+
         def rotate() -> None:
             others.append(others.pop(0))
             kernel(*others[0])
 
         def miss() -> None:
-            kernel._recent.clear()
-            kernel(a, b, out)
+            missing._recent.clear()
+            missing(a, b, out)
+
+        def miss_all() -> None:
+            unknown._recent.clear()
+            unknown._recipes.clear()
+            unknown(a, b, out)
 
         cases: dict[str, Callable[[], object]] = {
             "prepared launch alone": plan.launch, "kernel(a, b, out)": lambda: kernel(a, b, out),
-            "kernel(...), 64 operand sets": rotate, "kernel(...), plan not cached": miss,
+            "kernel(...), 64 operand sets": rotate, "kernel(...), new addresses": miss, "kernel(...), new sizes": miss_all,
             "torch.matmul(a, b.T, out=)": lambda: torch.matmul(a, bt, out=out),
             "torch.matmul(a, b.T)": lambda: torch.matmul(a, bt),
             "torch.empty(64, 64)": lambda: torch.empty((64, 64), device="cuda", dtype=torch.float16),
@@ -186,7 +193,7 @@ class Acceptance:
         taken: dict[str, list[float]] = {name: [] for name in cases}
         for _ in range(15):
             for name, call in cases.items():
-                count = 50 if name.endswith("not cached") else 300
+                count = 50 if "new" in name else 300
                 torch.cuda.synchronize()
                 start = time.perf_counter()
                 for _ in range(count):

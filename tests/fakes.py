@@ -59,6 +59,9 @@ class Disguised:
         self.tensor = tensor
         self.device = torch.device(device)
 
+    def get_device(self) -> int:
+        return self.device.index
+
     def __getattr__(self, name: str) -> object:
         return getattr(self.tensor, name)
 
@@ -69,6 +72,7 @@ class Launched:
 
     spec: LaunchSpec
     maps: list[MapSpec]
+    addresses: list[int]
     scalars: list[int]
     context: int
     thread: int
@@ -88,7 +92,7 @@ class FakeDriver:
     sms: int = 132
     arch: tuple[int, int] = (9, 0)
     loads: list[tuple[int, str]] = field(default_factory=list)
-    encoded: list[MapSpec] = field(default_factory=list)
+    encoded: list[tuple[MapSpec, int]] = field(default_factory=list)
     prepared: list[LaunchSpec] = field(default_factory=list)
     launches: list[Launched] = field(default_factory=list)
     allocations: list[tuple[int, int, bool]] = field(default_factory=list)
@@ -115,8 +119,9 @@ class FakeDriver:
         self.loads.append((device, entry))
         return 1000 + len(self.loads)
 
-    def encode(self, spec: MapSpec) -> bytes:
-        self.encoded.append(spec)
+    def encode(self, spec: MapSpec, address: int) -> bytes:
+        assert getattr(self.contexts, "current", None) is not None, "the driver encodes in a context only"
+        self.encoded.append((spec, address))
         return (len(self.encoded) - 1).to_bytes(8, "little") + bytes(120)
 
     def prepare(self, spec: LaunchSpec) -> Callable[[], None]:
@@ -155,25 +160,34 @@ class FakeDriver:
     def _run(self, spec: LaunchSpec) -> None:
         count = len(self.manifest.params)
         pointers = (ctypes.c_void_p * count).from_address(spec.params)
-        maps, scalars = [], []
+        maps, addresses, scalars = [], [], []
         for param, pointer in zip(self.manifest.params, pointers, strict=True):
             assert pointer is not None
             if param.kind == "tensor_map":
                 assert pointer % 64 == 0
-                maps.append(self.encoded[int.from_bytes(ctypes.string_at(pointer, 8), "little")])
+                spec_of_map, address = self.encoded[int.from_bytes(ctypes.string_at(pointer, 8), "little")]
+                maps.append(spec_of_map)
+                addresses.append(address)
             elif param.kind == "workspace":
                 scalars.append(int.from_bytes(ctypes.string_at(pointer, 8), "little"))
             else:
                 scalars.append(int.from_bytes(ctypes.string_at(pointer, 4), "little", signed=param.kind == "int32"))
         self.launches.append(
-            Launched(spec=spec, maps=maps, scalars=scalars, context=self.contexts.current, thread=threading.get_ident())
+            Launched(
+                spec=spec,
+                maps=maps,
+                addresses=addresses,
+                scalars=scalars,
+                context=self.contexts.current,
+                thread=threading.get_ident(),
+            )
         )
-        a, b, d = (_matrix(m) for m in maps)
+        a, b, d = (_matrix(m, at) for m, at in zip(maps, addresses, strict=True))
         d[...] = (a.astype(np.float64) @ b.astype(np.float64).T).astype(np.float16)
 
 
-def _matrix(spec: MapSpec) -> np.ndarray:
+def _matrix(spec: MapSpec, address: int) -> np.ndarray:
     cols, rows = spec.dims
     stride = spec.strides_bytes[0]
-    raw = (ctypes.c_char * ((rows - 1) * stride + cols * 2)).from_address(spec.address)
+    raw = (ctypes.c_char * ((rows - 1) * stride + cols * 2)).from_address(address)
     return np.lib.stride_tricks.as_strided(np.frombuffer(raw, np.float16), (rows, cols), (stride, 2), writeable=True)

@@ -67,7 +67,6 @@ class CudaTimer:
         self._sample_s = sample_s
         self._random = random.Random(seed)
         self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        self._pool = torch.cuda.graph_pool_handle()
         self._graphs: dict[str, _Graphs] = {BASELINE: _Graphs(baseline)}
         self._sets: list[OperandSet] | None = None
         self._flush: torch.Tensor | None = None
@@ -168,7 +167,7 @@ class CudaTimer:
             entry.call(sets[0].a, sets[0].b, sets[0].out)  # lazy set-up happens outside the capture
             self._stream.synchronize()
             # torch.cuda.graph would also collect garbage and empty the allocator's cache, 10 ms and more each time.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            graph.capture_begin(capture_error_mode="thread_local")
             try:
                 for s in sets:
                     entry.call(s.a, s.b, s.out)

@@ -12,15 +12,15 @@ from typing import Any, Final, Protocol
 from ..errors import LaunchError, MissingDependency
 
 TENSOR_MAP_BYTES: Final = 128  # sizeof(CUtensorMap), cuda.h
+_MAX_MAP_ARGUMENTS: Final = 4096
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MapSpec:
-    """Arguments of one cuTensorMapEncodeTiled call; lists run from the innermost dimension out, as the driver's do.
+    """Arguments of a cuTensorMapEncodeTiled call but the address; lists run from the innermost dimension out.
 
     Attributes:
         dtype: element type.
-        address: device address of the first element, a multiple of 16.
         dims: extents in elements.
         strides_bytes: strides of all dimensions but the innermost.
         box: box extents in elements.
@@ -29,7 +29,6 @@ class MapSpec:
     """
 
     dtype: str
-    address: int
     dims: tuple[int, ...]
     strides_bytes: tuple[int, ...]
     box: tuple[int, ...]
@@ -76,8 +75,8 @@ class Driver(Protocol):
     def load(self, device: int, cubin: bytes, entry: str, smem_bytes: int) -> int:
         """Return a function handle with the shared-memory limit raised, loaded into the device's primary context."""
 
-    def encode(self, spec: MapSpec) -> bytes:
-        """Return the 128 bytes of a CUtensorMap."""
+    def encode(self, spec: MapSpec, address: int) -> bytes:
+        """Return the 128 bytes of a CUtensorMap of the matrix at ``address``, a multiple of 16; needs a current context."""
 
     def prepare(self, spec: LaunchSpec) -> Callable[[], None]:
         """Return a function that launches ``spec`` in the calling thread's current context."""
@@ -134,6 +133,7 @@ class CudaDriver:
         self._cuda = cuda
         self._success = cuda.CUresult.CUDA_SUCCESS
         self._contexts: dict[int, Any] = {}
+        self._arguments: dict[MapSpec, tuple[tuple[Any, ...], tuple[Any, ...]]] = {}
         self._types = {
             "float16": cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
             "bfloat16": cuda.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
@@ -171,25 +171,34 @@ class CudaDriver:
             self._check(cuda.cuFuncSetAttribute(function, limit, smem_bytes), f"allow {smem_bytes} bytes of shared memory")
         return int(function)
 
-    def encode(self, spec: MapSpec) -> bytes:
-        cuda = self._cuda
-        made = self._check(
-            cuda.cuTensorMapEncodeTiled(
-                self._types[spec.dtype],
-                len(spec.dims),
-                spec.address,
-                [cuda.cuuint64_t(n) for n in spec.dims],
-                [cuda.cuuint64_t(n) for n in spec.strides_bytes],
-                [cuda.cuuint32_t(n) for n in spec.box],
-                [cuda.cuuint32_t(1)] * len(spec.dims),
-                cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-                self._swizzles[spec.swizzle_bytes],
-                self._promotions[spec.l2_promotion_bytes],
-                cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-            ),
-            f"encode tensor map {spec}",
-        )
+    def encode(self, spec: MapSpec, address: int) -> bytes:
+        before, after = self._map_arguments(spec)
+        status, made = self._cuda.cuTensorMapEncodeTiled(*before, address, *after)
+        if status != self._success:
+            raise self._error(status, f"encode a tensor map at {address:#x}: {spec}")
         return ctypes.string_at(int(made.getPtr()), TENSOR_MAP_BYTES)
+
+    def _map_arguments(self, spec: MapSpec) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """Return the arguments before and after the address, converted once per spec; conversion costs more than encoding."""
+        found = self._arguments.get(spec)
+        if found is None:
+            cuda = self._cuda
+            if len(self._arguments) >= _MAX_MAP_ARGUMENTS:
+                self._arguments.clear()
+            found = self._arguments[spec] = (
+                (self._types[spec.dtype], len(spec.dims)),
+                (
+                    [cuda.cuuint64_t(n) for n in spec.dims],
+                    [cuda.cuuint64_t(n) for n in spec.strides_bytes],
+                    [cuda.cuuint32_t(n) for n in spec.box],
+                    [cuda.cuuint32_t(1)] * len(spec.dims),
+                    cuda.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+                    self._swizzles[spec.swizzle_bytes],
+                    self._promotions[spec.l2_promotion_bytes],
+                    cuda.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+                ),
+            )
+        return found
 
     def prepare(self, spec: LaunchSpec) -> Callable[[], None]:
         cuda = self._cuda
