@@ -29,7 +29,7 @@ from ..settings import cache_folder
 from ..space import Space, load_space
 from .candidates import WORKING_SET, per_binary, ranked, working_set
 from .evaluate import Bench, DeviceEvaluator, Evaluator, ModelEvaluator
-from .gate import SimulatorGate
+from .gate import SimulatorGate, simulator_hash
 from .loop import BATCH, Search
 from .progress import Budget, Done, Meter, Note, Planned, Progress
 from .storage import Sampler
@@ -261,17 +261,9 @@ class Tuner:
 
     def _study_name(self, key: Key, sampler: Sampler, axes: Axes | None) -> str:
         """Return a name that changes with everything on which the value of a finished trial depends."""
-        if self.options.candidates is None:
-            generator, compiler = generator_hash(), toolchain().compiler
-        else:
-            generator, compiler = "folder", str(self.options.candidates.resolve())
-        parts: list[object] = [
-            generator,
-            compiler,
-            self.device.driver if self.kind == "device" else MODEL,
-            self.options.check,
-            sampler,
-        ]
+        parts: list[object] = [*self.supply(key.dtype_a).origin, sampler]
+        parts.append(self.device.driver if self.kind == "device" else MODEL)
+        parts.append(simulator_hash() if self.options.check else "unchecked")
         parts.append(sorted(c.id for c in axes.members) if axes is not None else "")
         digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
         return f"{self.kind}-{key.gpu}-{key.sm_count}-{key.dtype}-{key.layout}-{key.epilogue}-{key.problem.shape}-{digest}"
@@ -288,12 +280,8 @@ class Tuner:
         """Return whether a measured Row answers the question already."""
         if self.options.fresh or self.kind != "device" or held.status != "measured":
             return False
-        ours = self.options.candidates is None
-        stale = held.stale(
-            generator=generator_hash() if ours else None,
-            compiler=toolchain().compiler if ours else None,
-            driver=self.device.driver,
-        )
+        generator, compiler = self.supply(held.key.dtype_a).origin
+        stale = held.stale(generator=generator, compiler=compiler, driver=self.device.driver)
         if stale:
             progress(Note(text=f"the row there is stale ({'; '.join(stale)}); tuning anew"))
             return False
