@@ -46,7 +46,8 @@ def make_provenance(**changes: Any) -> Provenance:
 def measured_row(ratio: float = 1.04, **changes: Any) -> Row:
     kernel = (2.0e-4, 2.1e-4, 2.05e-4)
     race = RaceRecord(
-        finalists=(Finalist(config=CONFIG, kernel_s=kernel), Finalist(config=OTHER, kernel_s=kernel)), tied=(CONFIG.id, OTHER.id),
+        finalists=(Finalist(config=CONFIG, kernel_s=kernel), Finalist(config=OTHER, kernel_s=kernel)),
+        tied=(CONFIG.id, OTHER.id),
         margin=0.005, error_level=0.05, flip_rate=0.0, regret=0.001, entered=20, rounds=30, ended="tied",
     )  # fmt: skip
     row = Row(
