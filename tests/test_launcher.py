@@ -116,8 +116,8 @@ def test_never_uses_a_tensor_map_of_other_tensors_at_the_same_address() -> None:
 
 def test_sizes_evaluated_for_other_addresses_serve_new_ones() -> None:
     kernel, driver = make_kernel()
-    for seed in range(3):
-        tensors = matrices(300, 264, 136, seed=seed)
+    drawn = [matrices(300, 264, 136, seed=seed) for seed in range(3)]
+    for tensors in drawn:
         kernel(*tensors)
         assert correct(*tensors)
     assert len(driver.prepared) == 3 and len(kernel._recipes) == 1

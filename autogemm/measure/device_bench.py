@@ -73,6 +73,7 @@ class DeviceBench:
         self._unexplained = 0
         self._wants_cublaslt = False
         self._worker: Worker | None = None
+        self._spare: Worker | None = None
         self._seed = seed
         self._given_seed = seed
         self.problem = problem
@@ -136,10 +137,11 @@ class DeviceBench:
         return found
 
     def close(self) -> None:
-        """End the worker."""
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker = None
+        """End the workers."""
+        self._drop_worker()
+        if self._spare is not None:
+            self._spare.kill()
+            self._spare = None
 
     def __enter__(self) -> DeviceBench:
         return self
@@ -231,17 +233,25 @@ class DeviceBench:
     def _started(self) -> Worker:
         if not self._live():
             self._present.clear()
-            self._worker = Worker(self._service)
+            spare, self._spare = self._spare, None
+            self._worker = spare if spare is not None and spare.alive else Worker(self._service)
         assert self._worker is not None
         return self._worker
 
     def _restart(self) -> None:
-        """Start a new worker on an idle GPU and open the problem in it, with the same operands."""
-        self.close()
+        """Put a new worker on an idle GPU and open the problem in it, with the same operands."""
+        self._drop_worker()
         self.restarts += 1
         self._await_memory()
         self._ask_open()
+        # Where one candidate was bad, others may be. The next worker imports its modules meanwhile and does not touch the GPU.
+        self._spare = Worker(self._service)
         self._await_speed()
+
+    def _drop_worker(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
 
     def _await_memory(self) -> None:
         """Wait until the dead worker's memory is back: its kernels have then left the GPU."""

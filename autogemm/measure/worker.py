@@ -156,21 +156,29 @@ def serve(connection_fd: str, lifeline_fd: str, factory: str) -> None:
     connection: Connection[Any, Any] = Connection(int(connection_fd))
     threading.Thread(target=_die_with_parent, args=(int(lifeline_fd),), daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when a trial ends
-    module, _, name = factory.partition(":")
-    service: Service | None = None
+    service, broken = _make(factory, connection)  # before the first request: importing torch takes seconds
     while True:
         try:
             method, arguments = connection.recv()
         except (EOFError, OSError):
             return
         try:
-            if service is None:
-                service = getattr(importlib.import_module(module), name)()
-                service.announce = lambda text: connection.send((_DOING, text))
+            if broken is not None:
+                raise broken
             answer = (_RESULT, getattr(service, method)(*arguments))
         except Exception as error:  # every failure is an answer
             answer = _failure(error, service)
         connection.send(answer)
+
+
+def _make(factory: str, connection: Connection[Any, Any]) -> tuple[Service | None, Exception | None]:
+    module, _, name = factory.partition(":")
+    try:
+        service: Service = getattr(importlib.import_module(module), name)()
+        service.announce = lambda text: connection.send((_DOING, text))
+    except Exception as error:  # told when something is asked
+        return None, error
+    return service, None
 
 
 def _failure(error: Exception, service: Service | None) -> tuple[str, Any]:
