@@ -134,7 +134,7 @@ def run_heat(
             if _slower(heat, name, leader, rules) < alpha:
                 heat.dropped[name] = rounds
         heat.survivors = [name for name in heat.survivors if name not in heat.dropped]
-        if settle and all(_tied(heat, name, leader, alpha, rules) for name in heat.survivors[1:]):
+        if settle and all(_tied(heat, name, leader, rules) for name in heat.survivors[1:]):
             heat.ended = "tied" if len(heat.survivors) > 1 else "separated"
             return heat
     return heat
@@ -170,10 +170,16 @@ def _slower(heat: Heat, name: str, leader: str, rules: Rules) -> float:
     return slower_p(log_ratios(heat, name, leader), noise_sd=rules.noise_sd, noise_dof=rules.noise_dof)
 
 
-def _tied(heat: Heat, name: str, leader: str, alpha: float, rules: Rules) -> bool:
-    """Two one-sided tests (Schuirmann, 1987): the interval of the mean log ratio lies within the margin."""
+def _tied(heat: Heat, name: str, leader: str, rules: Rules) -> bool:
+    """Two one-sided tests (Schuirmann, 1987): the interval of the mean log ratio lies within the margin.
+
+    At the error level, shared among the looks; the prior on the noise, made for one or two rounds, is left out. A wrong
+    verdict costs no more than how far the pair is apart, which the tests above have failed to tell from nothing.
+    """
     ratios = log_ratios(heat, name, leader)
-    width = half_width(ratios, 2 * alpha, noise_sd=rules.noise_sd, noise_dof=rules.noise_dof)
+    if len(ratios) < 3:
+        return False
+    width = half_width(ratios, 2 * rules.error_level / len(rules.final), noise_sd=0.0, noise_dof=0.0)
     return abs(_mean(ratios)) + width <= rules.margin
 
 
