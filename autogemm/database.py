@@ -12,7 +12,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,12 +106,15 @@ class Database:
         """Store ``row`` unless what is there is preferred; return the Row that the database now holds for its key."""
         return self.put_many([row])[0]
 
-    def put_many(self, rows: Iterable[Row]) -> list[Row]:
+    def put_many(self, rows: Iterable[Row], choose: Callable[[Row, Row], Row] | None = None) -> list[Row]:
         """Store Rows, merging with what other processes have written; return what is now held for each key.
+
+        ``choose(held, given)`` decides which of two Rows of one key stays; by default ``preferred``.
 
         Raises:
             DatabaseError: a file can't be understood, or can't be written; files are then unchanged.
         """
+        pick = choose if choose is not None else preferred
         by_path: dict[Path, list[Row]] = {}
         given = [row.rounded() for row in rows]
         for row in given:
@@ -122,7 +125,7 @@ class Database:
                 merged = dict(self._parse(path))
                 before = dict(merged)
                 for row in news:
-                    merged[row.key] = preferred(merged[row.key], row) if row.key in merged else row
+                    merged[row.key] = pick(merged[row.key], row) if row.key in merged else row
                 if merged != before:
                     self._write(path, merged)
                 held.update({row.key: merged[row.key] for row in news})
