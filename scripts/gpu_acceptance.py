@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from autogemm.arch import arch
 from autogemm.binary import Binary, read_folder
 from autogemm.errors import InputError
 from autogemm.measure.bench import bench, kernel_call
@@ -237,18 +238,23 @@ class Acceptance:
         self.say(f"timing: read bandwidth {bandwidth / 1e12:.2f} TB/s; ratios to torch.matmul warm / cold, then of cublaslt")
         for shape in TIMED:
             m, n, k = parse_shape(shape)
-            calls = {b.config.id: kernel_call(b, b.config) for b in self.of("float16")}
+            kernels = self.of("float16")
+            calls = {b.config.id: kernel_call(b, b.config) for b in kernels}
+            control = {"control": kernel_call(kernels[0], kernels[0].config)}  # the first kernel once more
             found = bench(
-                Problem(m=m, n=n, k=k), calls, arch_name=self.kernels[0].manifest.arch, bandwidth_bytes_per_s=bandwidth,  # type: ignore[arg-type]
-                warm_rounds=11, cold_rounds=7, energy_seconds=0.4 if shape == "4096x4096x4096" else 0.0,
+                Problem(m=m, n=n, k=k), {**calls, **control}, arch_name=arch(kernels[0].manifest.arch).name,
+                bandwidth_bytes_per_s=bandwidth, warm_rounds=11, cold_rounds=7,
+                energy_seconds=0.4 if shape == "4096x4096x4096" else 0.0,
             )  # fmt: skip
             results.append(found.to_json())
-            best = max((name for name in calls), key=lambda name: found.subjects[name].ratio())
+            best = max(calls, key=lambda name: found.subjects[name].ratio())
             s, lt = found.subjects[best], found.subjects["cublaslt"]
             self.say(
                 f"  {shape:17} {best:36} {s.time_s() * 1e6:8.2f} us {s.ratio():.3f} +- {s.spread():.3f} / "
                 f"{s.ratio(cold=True):.3f} +- {s.spread(cold=True):.3f}; lt({found.algorithms}) {lt.ratio():.3f} / "
-                f"{lt.ratio(cold=True):.3f}; limit {found.fraction_of_limit(best):.2f} {found.limit.bound}"
+                f"{lt.ratio(cold=True):.3f}; limit {found.fraction_of_limit(best):.2f} {found.limit.bound}; "
+                f"control {found.ratio('control', kernels[0].config.id):.4f} / "
+                f"{found.ratio('control', kernels[0].config.id, cold=True):.4f}"
             )
             if s.energy_j is not None and found.baseline_energy_j is not None:
                 self.say(f"    {s.energy_j:.4f} J per call, torch.matmul {found.baseline_energy_j:.4f} J")
