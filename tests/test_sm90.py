@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -209,3 +212,108 @@ def test_bfloat16_differs_only_in_the_type():
 def test_barrier_names_follow_allocation():
     assert sm90.barrier_names(KERNELS["cooperative"]) == ("tma2mma", "mma2tma")
     assert sm90.barrier_names(KERNELS["split"]) == ("tma2mma", "mma2tma", "part2sum", "sum2part")
+
+
+# ---- executed on the CPU
+
+SHAPES = {
+    "cooperative": (300, 200, 264),
+    "ping-pong": (264, 104, 200),
+    "three consumers": (250, 72, 136),
+    "split": (70, 200, 72),  # one step of K for three slices
+    "swapped": (40, 264, 200),
+    "swapped and split": (21, 392, 200),
+}
+
+
+def execute(
+    build: Any, config: Config, shape: tuple[int, int, int], dtype: str = "float16", seeds: tuple[int, ...] = (0,)
+) -> Any:
+    """Return the CheckReport of ``build(config, dtype)`` on two clusters' worth of SMs, with exact integers."""
+    np = pytest.importorskip("numpy")
+    from autogemm.simulate.check import check_primfunc
+
+    m, n, k = shape
+    rng = np.random.default_rng(1)
+    a, b = (rng.integers(-3, 4, size) for size in ((m, k), (n, k)))
+    if dtype == "bfloat16":  # small integers are exact in the upper half of a float32
+        a, b = ((x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16) for x in (a, b))
+    else:
+        a, b = (x.astype(np.float16) for x in (a, b))
+    sms = 2 * geometry(config, "sm_90a").cluster_ctas
+    return check_primfunc(
+        build(config, dtype), arch="sm_90a", inputs={"a": a, "b": b}, sm_count=sms, level="ptx", seeds=seeds,
+        scalars=evaluated(config, m, n, k, sm_count=sms, l2_group_size=2), barrier_names=sm90.barrier_names(config),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_ragged_problems_are_exact_and_free_of_races(name):
+    report = execute(sm90.build, KERNELS[name], SHAPES[name], seeds=(0, 1))
+    assert report.findings == ()
+    assert report.max_error == 0.0
+
+
+@pytest.mark.parametrize("shape", [(1, 8, 8), (8, 64, 512), (65, 24, 1000)])
+@pytest.mark.parametrize("name", ["cooperative", "ping-pong", "split", "swapped and split"])
+def test_tiny_and_lopsided_problems_are_exact(name, shape):
+    report = execute(sm90.build, KERNELS[name], shape)
+    assert report.findings == ()
+    assert report.max_error == 0.0
+
+
+@pytest.mark.parametrize("name", ["ping-pong", "swapped and split"])
+def test_bfloat16_is_exact(name):
+    report = execute(sm90.build, KERNELS[name], SHAPES[name], dtype="bfloat16")
+    assert report.findings == ()
+    assert report.max_error == 0.0
+
+
+# Faults put into the kernel's text, each with a kernel that the faulty part serves.
+MUTATIONS = {
+    "stage released before its MMAs are done":
+        ("swapped", "wait_group.sync.aligned(1)", "wait_group.sync.aligned(2)"),
+    "accumulators read under a running MMA":
+        ("cooperative", "wait_group.sync.aligned(0)", "wait_group.sync.aligned(1)"),
+    "a peer's stage is not waited for":
+        ("cooperative", "if thread < GROUP:", "if thread < 1:"),
+    "peers' barriers are used before they are initialised":
+        ("cooperative", "T.cuda.cluster_sync()\n        else:", "T.cuda.cta_sync()\n        else:"),
+    "staged rows are not made visible to TMA":
+        ("swapped", "                    T.ptx.fence.proxy.async_.shared__cta()\n", ""),
+    "staging is overwritten under a store":
+        ("cooperative", "bulk.wait_group.read(0)\n                    T", "bulk.wait_group.read(1)\n                    T"),
+    "no turns are taken":
+        ("ping-pong", "order.pass_turn(consumer)", "order.pass_turn(0)"),
+    "the other consumer's stages are not passed over":
+        ("ping-pong", "skip(ring, steps, DEPTH)", "skip(ring, 0, DEPTH)"),
+    "partial sums overwrite unread ones":
+        ("split", "sum2part.wait(consumer, exchange.phase ^ 1)", "sum2part.wait(consumer, 1)"),
+    "partial sums are not awaited":
+        ("split", "part2sum.wait(consumer, exchange.phase)", "part2sum.wait(consumer, 1)"),
+    "too many bytes are expected":
+        ("split", "(SLICES - 1) * PARTIAL * WARPGROUP * 4", "SLICES * PARTIAL * WARPGROUP * 4"),
+    "two slices share a slot":
+        ("split", "cta_rank > owner)", "cta_rank > 1)"),
+    "a CTA leaves under its peers' writes":
+        ("split", "T.cuda.cluster_sync()\n    # fmt: on", "T.cuda.cta_sync()\n    # fmt: on"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", MUTATIONS)
+def test_a_fault_put_into_the_kernel_is_found(fault, tmp_path):
+    name, good, bad = MUTATIONS[fault]
+    text = Path(sm90.__file__).read_text()
+    assert good in text
+    text = text.replace(good, bad).replace("from ..", "from autogemm.").replace("from .", "from autogemm.kernel.")
+    path = tmp_path / "mutant.py"
+    path.write_text(text)
+    spec = importlib.util.spec_from_file_location("mutant", path)
+    mutant = importlib.util.module_from_spec(spec)
+    sys.modules["mutant"] = mutant
+    try:
+        spec.loader.exec_module(mutant)
+        report = execute(mutant.build, KERNELS[name], SHAPES[name], seeds=(0, 1))
+    finally:
+        del sys.modules["mutant"]
+    assert report.findings, fault
