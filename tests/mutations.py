@@ -1,7 +1,7 @@
 """Faults to plant in the generator's own kernels: each is one edit of kernel/sm100.py or kernel/sm90.py.
 
-An edit replaces the first ``old`` that follows ``after`` (all of them with ``every``); white space in both matches any white
-space, so that the list follows the sources through reformatting. An edit whose text is gone fails loudly (``Mutation.apply``).
+An edit replaces the first ``old`` between ``after`` and ``until`` (all of them with ``every``); white space in them matches any
+white space, so that the list follows the sources through reformatting. An edit whose text is gone fails loudly (``Mutation.apply``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Mutation:
         name: what is wrong, in words.
         arch_name, config: kernel it is planted in; a key of CONFIGS.
         subject: what kind of thing was changed.
-        old, new, after, every: the edit (see the module's docstring).
+        old, new, after, until, every: the edit (see the module's docstring).
     """
 
     name: str
@@ -36,6 +36,7 @@ class Mutation:
     old: str
     new: str
     after: str = ""
+    until: str = ""
     every: bool = False
 
     def apply(self, source: str) -> str:
@@ -45,23 +46,21 @@ class Mutation:
             LookupError: the source no longer holds the text to replace.
         """
         start = _find(source, self.after, 0).end() if self.after else 0
-        found = _find(source, self.old, start)
-        changed = source[: found.start()] + self.new + source[found.end() :]
-        while self.every:
-            position = found.start() + len(self.new)
-            try:
-                found = _find(changed, self.old, position)
-            except LookupError:
-                break
-            changed = changed[: found.start()] + self.new + changed[found.end() :]
-        return changed
+        end = _find(source, self.until, start).start() if self.until else len(source)
+        part, _ = _pattern(self.old).subn(lambda _: self.new, source[start:end], count=0 if self.every else 1)
+        if part == source[start:end]:
+            raise LookupError(f"the generator no longer holds {self.old!r} where it is looked for; adapt {self.name!r}")
+        return source[:start] + part + source[end:]
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(r"\s+".join(re.escape(part) for part in text.split()))
 
 
 def _find(source: str, text: str, start: int) -> re.Match[str]:
-    pattern = re.compile(r"\s+".join(re.escape(part) for part in text.split()))
-    found = pattern.search(source, start)
+    found = _pattern(text).search(source, start)
     if found is None:
-        raise LookupError(f"the generator no longer holds {text!r}; adapt this mutation")
+        raise LookupError(f"the generator no longer holds {text!r}; adapt the mutations that look for it")
     return found
 
 
@@ -78,14 +77,36 @@ CONFIGS: Final[dict[str, Config]] = {
 }
 
 
-def _sm100(config: str, subject: Subject, name: str, old: str, new: str = NOTHING, *, after: str = "", every: bool = False) -> Mutation:
+def _sm100(
+    config: str,
+    subject: Subject,
+    name: str,
+    old: str,
+    new: str = NOTHING,
+    *,
+    after: str = "",
+    until: str = "",
+    every: bool = False,
+) -> Mutation:
     return Mutation(
-        name=name, arch_name="sm_100a", config=config, subject=subject, old=old, new=new, after=after, every=every
-    )  # fmt: skip
+        name=name, arch_name="sm_100a", config=config, subject=subject, old=old, new=new, after=after, until=until, every=every
+    )
 
 
-def _sm90(config: str, subject: Subject, name: str, old: str, new: str = NOTHING, *, after: str = "", every: bool = False) -> Mutation:
-    return Mutation(name=name, arch_name="sm_90a", config=config, subject=subject, old=old, new=new, after=after, every=every)
+def _sm90(
+    config: str,
+    subject: Subject,
+    name: str,
+    old: str,
+    new: str = NOTHING,
+    *,
+    after: str = "",
+    until: str = "",
+    every: bool = False,
+) -> Mutation:
+    return Mutation(
+        name=name, arch_name="sm_90a", config=config, subject=subject, old=old, new=new, after=after, until=until, every=every
+    )
 
 
 # Places in the sources from which an edit looks onward.
@@ -104,113 +125,347 @@ SM100: Final[tuple[Mutation, ...]] = (
     _sm100("v9", "role", "both CTAs announce the stage's bytes", "if cbx == 0:", "if cbx >= 0:", after=_PRODUCER100),
     _sm100("v8", "role", "all lanes of the producer load", "if T.cuda.elect_sync():", "if lane_id >= 0:", after=_PRODUCER100),
     _sm100("v8", "role", "all lanes of the MMA warp issue", "if T.cuda.elect_sync():", "if lane_id >= 0:", after=_ISSUER100),
-    _sm100("v9", "role", "every warp of a writeback warpgroup stores", "if warp_id == 0:", "if warp_id >= 0:", after="# shared memory -> D"),
+    _sm100(
+        "v9",
+        "role",
+        "every warp of a writeback warpgroup stores",
+        "if warp_id == 0:",
+        "if warp_id >= 0:",
+        after="# shared memory -> D",
+    ),
     # --- phases and slots
-    _sm100("v9", "phase", "the producer waits for a free stage in the wrong phase", "tma_ps = PipelineState(PIPE_DEPTH, phase=1)",
-           "tma_ps = PipelineState(PIPE_DEPTH, phase=0)"),
-    _sm100("v9", "phase", "the MMA warp does not wait for the first loads", "mma_ps = PipelineState(PIPE_DEPTH, phase=0)",
-           "mma_ps = PipelineState(PIPE_DEPTH, phase=1)"),
-    _sm100("v9", "phase", "the MMA warp waits for an accumulator that is free", "acc_ps = PipelineState(TMEM_BUFFERS, phase=1)",
-           "acc_ps = PipelineState(TMEM_BUFFERS, phase=0)"),
-    _sm100("v9", "phase", "writeback does not wait for the first MMAs", "wb_ps = PipelineState(TMEM_BUFFERS, phase=0)",
-           "wb_ps = PipelineState(TMEM_BUFFERS, phase=1)"),
+    _sm100(
+        "v9",
+        "phase",
+        "the producer waits for a free stage in the wrong phase",
+        "tma_ps = PipelineState(PIPE_DEPTH, phase=1)",
+        "tma_ps = PipelineState(PIPE_DEPTH, phase=0)",
+    ),
+    _sm100(
+        "v9",
+        "phase",
+        "the MMA warp does not wait for the first loads",
+        "mma_ps = PipelineState(PIPE_DEPTH, phase=0)",
+        "mma_ps = PipelineState(PIPE_DEPTH, phase=1)",
+    ),
+    _sm100(
+        "v9",
+        "phase",
+        "the MMA warp waits for an accumulator that is free",
+        "acc_ps = PipelineState(TMEM_BUFFERS, phase=1)",
+        "acc_ps = PipelineState(TMEM_BUFFERS, phase=0)",
+    ),
+    _sm100(
+        "v9",
+        "phase",
+        "writeback does not wait for the first MMAs",
+        "wb_ps = PipelineState(TMEM_BUFFERS, phase=0)",
+        "wb_ps = PipelineState(TMEM_BUFFERS, phase=1)",
+    ),
     _sm100("v9", "phase", "the accumulator's phase is never advanced by the MMA warp", "acc_ps.advance()"),
     _sm100("two buffers", "phase", "the accumulator's buffer is never advanced by writeback", "wb_ps.advance()"),
     _sm100("v9", "phase", "the stage is never advanced by the MMA warp", "mma_ps.advance()"),
     _sm100("v9", "phase", "the stage is never advanced by the producer", "tma_ps.advance()", after=_PRODUCER100),
     # --- arrival counts
     _sm100("v9", "count", "a stage is free after one consumer's MMAs", "mma2tma.init(NUM_CONSUMER)", "mma2tma.init(1)"),
-    _sm100("v9", "count", "a stage needs one consumer too many to be free", "mma2tma.init(NUM_CONSUMER)", "mma2tma.init(NUM_CONSUMER + 1)"),
-    _sm100("v9", "count", "an accumulator is free once one CTA has read it", "ld2mma.init(WARPGROUP_THREADS * CTA_GROUP)",
-           "ld2mma.init(WARPGROUP_THREADS)"),
-    _sm100("v9", "count", "an accumulator is free only after twice the threads", "ld2mma.init(WARPGROUP_THREADS * CTA_GROUP)",
-           "ld2mma.init(WARPGROUP_THREADS * CTA_GROUP * 2)"),
-    _sm100("v8", "count", "an accumulator is free once one warp has read it", "ld2mma.init(WARPGROUP_THREADS * CTA_GROUP)", "ld2mma.init(32)"),
+    _sm100(
+        "v9",
+        "count",
+        "a stage needs one consumer too many to be free",
+        "mma2tma.init(NUM_CONSUMER)",
+        "mma2tma.init(NUM_CONSUMER + 1)",
+    ),
+    _sm100(
+        "v9",
+        "count",
+        "an accumulator is free once one CTA has read it",
+        "ld2mma.init(WARPGROUP_THREADS * CTA_GROUP)",
+        "ld2mma.init(WARPGROUP_THREADS)",
+    ),
+    _sm100(
+        "v9",
+        "count",
+        "an accumulator is free only after twice the threads",
+        "ld2mma.init(WARPGROUP_THREADS * CTA_GROUP)",
+        "ld2mma.init(WARPGROUP_THREADS * CTA_GROUP * 2)",
+    ),
+    _sm100(
+        "v8",
+        "count",
+        "an accumulator is free once one warp has read it",
+        "ld2mma.init(WARPGROUP_THREADS * CTA_GROUP)",
+        "ld2mma.init(32)",
+    ),
     _sm100("v9", "count", "a stage waits for two announcements", "tma2mma.init(1)", "tma2mma.init(2)"),
     _sm100("v9", "count", "an accumulator waits for two commits", "mma2ld.init(1)", "mma2ld.init(2)"),
     # --- byte counts
-    _sm100("v9", "bytes", "the bytes of B are not counted", "(NUM_CONSUMER * BLK_M + BLK_N) * BLK_K", "(NUM_CONSUMER * BLK_M) * BLK_K"),
+    _sm100(
+        "v9",
+        "bytes",
+        "the bytes of B are not counted",
+        "(NUM_CONSUMER * BLK_M + BLK_N) * BLK_K",
+        "(NUM_CONSUMER * BLK_M) * BLK_K",
+    ),
     _sm100("v9", "bytes", "the peer's bytes are not counted", "STAGE_BYTES = CTA_GROUP * (", "STAGE_BYTES = ("),
-    _sm100("v9", "bytes", "one A block's bytes are not counted", "(NUM_CONSUMER * BLK_M + BLK_N) * BLK_K", "(BLK_M + BLK_N) * BLK_K"),
-    _sm100("v9", "bytes", "128 bytes too many are awaited", "arrive(tma_ps.stage, STAGE_BYTES)", "arrive(tma_ps.stage, STAGE_BYTES + 128)"),
+    _sm100(
+        "v9",
+        "bytes",
+        "one A block's bytes are not counted",
+        "(NUM_CONSUMER * BLK_M + BLK_N) * BLK_K",
+        "(BLK_M + BLK_N) * BLK_K",
+    ),
+    _sm100(
+        "v9",
+        "bytes",
+        "128 bytes too many are awaited",
+        "arrive(tma_ps.stage, STAGE_BYTES)",
+        "arrive(tma_ps.stage, STAGE_BYTES + 128)",
+    ),
     # --- multicast masks and remote addresses
-    _sm100("v9", "mask", "free stages are reported to one CTA", "cta_group=CTA_GROUP, cta_mask=PAIR_MASK", "cta_group=CTA_GROUP, cta_mask=1",
-           after="mma2tma.arrive"),
-    _sm100("v9", "mask", "complete accumulators are reported to one CTA", "cta_group=CTA_GROUP, cta_mask=PAIR_MASK",
-           "cta_group=CTA_GROUP, cta_mask=1", after="mma2ld.arrive"),
-    _sm100("v9", "mask", "complete accumulators are reported to the peer only", "cta_group=CTA_GROUP, cta_mask=PAIR_MASK",
-           "cta_group=CTA_GROUP, cta_mask=2", after="mma2ld.arrive"),
+    _sm100(
+        "v9",
+        "mask",
+        "free stages are reported to one CTA",
+        "cta_group=CTA_GROUP, cta_mask=PAIR_MASK",
+        "cta_group=CTA_GROUP, cta_mask=1",
+        after="mma2tma.arrive",
+    ),
+    _sm100(
+        "v9",
+        "mask",
+        "complete accumulators are reported to one CTA",
+        "cta_group=CTA_GROUP, cta_mask=PAIR_MASK",
+        "cta_group=CTA_GROUP, cta_mask=1",
+        after="mma2ld.arrive",
+    ),
+    _sm100(
+        "v9",
+        "mask",
+        "complete accumulators are reported to the peer only",
+        "cta_group=CTA_GROUP, cta_mask=PAIR_MASK",
+        "cta_group=CTA_GROUP, cta_mask=2",
+        after="mma2ld.arrive",
+    ),
     _sm100("v9", "mask", "commits reach a CTA that is not there", "PAIR_MASK = (1 << CTA_GROUP) - 1", "PAIR_MASK = 7"),
-    _sm100("v9", "mask", "loads of the peer are reported to the peer", "mbar=tma2mma_cta0.ptr_to", "mbar=tma2mma.ptr_to", every=True),
-    _sm100("v9", "mask", "loads of B are reported to the CTA's own barrier", "mbar=tma2mma_cta0.ptr_to", "mbar=tma2mma.ptr_to",
-           after="Bsmem[tma_ps.stage"),
+    _sm100(
+        "v9",
+        "mask",
+        "loads of the peer are reported to the peer",
+        "mbar=tma2mma_cta0.ptr_to",
+        "mbar=tma2mma.ptr_to",
+        every=True,
+    ),
+    _sm100(
+        "v9",
+        "mask",
+        "loads of B are reported to the CTA's own barrier",
+        "mbar=tma2mma_cta0.ptr_to",
+        "mbar=tma2mma.ptr_to",
+        after="Bsmem[tma_ps.stage",
+    ),
     _sm100("v9", "mask", "the peer's writeback frees its own barrier", "ld2mma_cta0.arrive(slot)", "ld2mma.arrive(slot)"),
     # --- fences
     _sm100("v8", "fence", "no proxy fence before the TMA store", "T.ptx.fence.proxy.async_.shared__cta()", after=_WRITER100),
-    _sm100("v8", "fence", "no tcgen05 fence after the wait for a free accumulator", "T.ptx.tcgen05.fence__after_thread_sync()",
-           after="ld2mma.wait(slot"),
-    _sm100("v8", "fence", "no tcgen05 fence after the wait for a complete accumulator", "T.ptx.tcgen05.fence__after_thread_sync()",
-           after="mma2ld.wait(slot"),
+    _sm100(
+        "v8",
+        "fence",
+        "no tcgen05 fence after the MMA warp's waits",
+        "T.ptx.tcgen05.fence__after_thread_sync()",
+        after=_ISSUER100,
+        until=_WRITER100,
+        every=True,
+    ),
+    _sm100(
+        "v8",
+        "fence",
+        "no tcgen05 fence after the wait for a complete accumulator",
+        "T.ptx.tcgen05.fence__after_thread_sync()",
+        after="mma2ld.wait(slot",
+    ),
     _sm100("v8", "fence", "no tcgen05 fence before an accumulator is freed", "T.ptx.tcgen05.fence__before_thread_sync()"),
     _sm100("v8", "fence", "TMEM loads are not waited for", "T.ptx.tcgen05.wait__ld.sync.aligned()"),
     _sm100("v8", "fence", "barriers are not published to the cluster", "T.ptx.fence.mbarrier_init.release.cluster()"),
     # --- waits and barriers
-    _sm100("v9", "barrier", "the producer does not wait for free stages", "mma2tma.wait(tma_ps.stage, tma_ps.phase)", after="for k in T.serial(k_steps"),
+    _sm100(
+        "v9",
+        "barrier",
+        "the producer does not wait for free stages",
+        "mma2tma.wait(tma_ps.stage, tma_ps.phase)",
+        after="for k in T.serial(k_steps",
+    ),
     _sm100("v9", "barrier", "the MMA warp does not wait for loads", "tma2mma.wait(mma_ps.stage, mma_ps.phase)"),
     _sm100("v9", "barrier", "the MMA warp does not wait for a free accumulator", "ld2mma.wait(slot, acc_ps.phase)"),
     _sm100("two buffers", "barrier", "the MMA warp does not wait for a free buffer", "ld2mma.wait(slot, acc_ps.phase)"),
     _sm100("v9", "barrier", "writeback does not wait for the MMAs", "mma2ld.wait(slot, wb_ps.phase)"),
     _sm100("v9", "barrier", "accumulators are never freed", "ld2mma_cta0.arrive(slot)"),
     _sm100("v9", "barrier", "stages are never freed", "mma2tma.arrive(mma_ps.stage, cta_group=CTA_GROUP, cta_mask=PAIR_MASK)"),
-    _sm100("v9", "barrier", "accumulators are never reported complete", "mma2ld.arrive(slot, cta_group=CTA_GROUP, cta_mask=PAIR_MASK)"),
+    _sm100(
+        "v9",
+        "barrier",
+        "accumulators are never reported complete",
+        "mma2ld.arrive(slot, cta_group=CTA_GROUP, cta_mask=PAIR_MASK)",
+    ),
     _sm100("v9", "barrier", "accumulators are freed after the first of several reads", "if i == EPI_STEPS - 1:", "if i == 0:"),
-    _sm100("v9", "barrier", "the pair starts with a CTA barrier only", "T.cuda.cluster_sync()", "T.cuda.cta_sync()", after="def sync_all"),
+    _sm100(
+        "v9",
+        "barrier",
+        "the pair starts with a CTA barrier only",
+        "T.cuda.cluster_sync()",
+        "T.cuda.cta_sync()",
+        after="def sync_all",
+    ),
     _sm100("v9", "barrier", "nothing separates barrier setup from use", "sync_all()", after="T.ptx.fence.mbarrier_init"),
     _sm100("v8", "barrier", "a CTA may leave while its peer uses it", "sync_all()", "T.cuda.cta_sync()", after=_CLEANUP100),
     _sm100("v8", "barrier", "TMEM is freed while it is read", "sync_all()", after=_CLEANUP100),
-    _sm100("v9", "barrier", "the producer leaves before the last commits", "for _ in T.serial(PIPE_DEPTH, unroll=False)",
-           "for _ in T.serial(PIPE_DEPTH - PIPE_DEPTH, unroll=False)"),
-    _sm100("v8", "barrier", "no barrier before D is staged again", "T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))", after=_WRITER100),
-    _sm100("v8", "barrier", "no barrier between staging D and its store", "T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))",
-           after="Tx.copy(Dsmem"),
-    _sm100("v9", "barrier", "two warpgroups share a named barrier", "warpgroup_barrier(wg_id)", "warpgroup_barrier(0)", after=_WRITER100, every=True),
+    _sm100(
+        "v9",
+        "barrier",
+        "the producer leaves before the last commits",
+        "for _ in T.serial(PIPE_DEPTH, unroll=False)",
+        "for _ in T.serial(PIPE_DEPTH - PIPE_DEPTH, unroll=False)",
+    ),
+    _sm100(
+        "v8",
+        "barrier",
+        "no barrier before D is staged again",
+        "T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))",
+        after=_WRITER100,
+    ),
+    _sm100(
+        "v8",
+        "barrier",
+        "no barrier between staging D and its store",
+        "T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))",
+        after="Tx.copy(Dsmem",
+    ),
+    _sm100(
+        "v9",
+        "barrier",
+        "two warpgroups share a named barrier",
+        "warpgroup_barrier(wg_id)",
+        "warpgroup_barrier(0)",
+        after=_WRITER100,
+        every=True,
+    ),
     # --- TMA stores
     _sm100("v8", "store", "the previous store's read is not waited for", "T.ptx.cp.async_.bulk.wait_group.read(0)"),
-    _sm100("v8", "store", "one store too many may be in flight", "T.ptx.cp.async_.bulk.wait_group.read(0)", "T.ptx.cp.async_.bulk.wait_group.read(1)"),
+    _sm100(
+        "v8",
+        "store",
+        "one store too many may be in flight",
+        "T.ptx.cp.async_.bulk.wait_group.read(0)",
+        "T.ptx.cp.async_.bulk.wait_group.read(1)",
+    ),
     _sm100("v8", "store", "stores are never committed", "T.ptx.cp.async_.bulk.commit_group()"),
     _sm100("v8", "store", "the last stores are not waited for", "T.ptx.cp.async_.bulk.wait_group(0)"),
     # --- TMEM allocation
-    _sm100("v9", "allocation", "half of the TMEM is allocated", "T.ptx[ALLOC](T.address_of(tmem_addr[0]), T.uint32(TMEM_COLUMNS))",
-           "T.ptx[ALLOC](T.address_of(tmem_addr[0]), T.uint32(TMEM_COLUMNS // 2))"),
+    _sm100(
+        "v9",
+        "allocation",
+        "half of the TMEM is allocated",
+        "T.ptx[ALLOC](T.address_of(tmem_addr[0]), T.uint32(TMEM_COLUMNS))",
+        "T.ptx[ALLOC](T.address_of(tmem_addr[0]), T.uint32(TMEM_COLUMNS // 2))",
+    ),
     _sm100("v8", "allocation", "TMEM is not freed", "T.ptx[DEALLOC](tmem_addr[0], T.uint32(TMEM_COLUMNS))"),
-    _sm100("v8", "allocation", "a part of the TMEM is freed", "T.ptx[DEALLOC](tmem_addr[0], T.uint32(TMEM_COLUMNS))",
-           "T.ptx[DEALLOC](tmem_addr[0], T.uint32(TMEM_COLUMNS // 2))"),
+    _sm100(
+        "v8",
+        "allocation",
+        "a part of the TMEM is freed",
+        "T.ptx[DEALLOC](tmem_addr[0], T.uint32(TMEM_COLUMNS))",
+        "T.ptx[DEALLOC](tmem_addr[0], T.uint32(TMEM_COLUMNS // 2))",
+    ),
     _sm100("v8", "allocation", "TMEM is freed once per warpgroup", "if wg_id == 0:", "if wg_id >= 0:", after=_CLEANUP100),
-    _sm100("v8", "allocation", "TMEM is allocated once per warpgroup", "if wg_id == 0:", "if wg_id >= 0:", after="# --- Barriers and TMEM ---"),
-    _sm100("v8", "allocation", "a TMEM size that is no power of two", "T.ptx[ALLOC](T.address_of(tmem_addr[0]), T.uint32(TMEM_COLUMNS))",
-           "T.ptx[ALLOC](T.address_of(tmem_addr[0]), T.uint32(TMEM_COLUMNS - 128))"),
+    _sm100(
+        "v8",
+        "allocation",
+        "TMEM is allocated once per warpgroup",
+        "if wg_id == 0:",
+        "if wg_id >= 0:",
+        after="# --- Barriers and TMEM ---",
+    ),
+    _sm100(
+        "v8",
+        "allocation",
+        "a TMEM size that is no power of two",
+        "T.ptx[ALLOC](T.address_of(tmem_addr[0]), T.uint32(TMEM_COLUMNS))",
+        "T.ptx[ALLOC](T.address_of(tmem_addr[0]), T.uint32(TMEM_COLUMNS - 128))",
+    ),
     _sm100("v9", "allocation", "accumulators of two consumers overlap", "slot * MMA_N", "slot * (MMA_N // 2)", every=True),
     # --- indices
-    _sm100("v9", "index", "both consumers multiply the first A block", "Asmem[mma_ps.stage, consumer, :, :]", "Asmem[mma_ps.stage, 0, :, :]"),
+    _sm100(
+        "v9",
+        "index",
+        "both consumers multiply the first A block",
+        "Asmem[mma_ps.stage, consumer, :, :]",
+        "Asmem[mma_ps.stage, 0, :, :]",
+    ),
     _sm100("v9", "index", "B always comes from stage 0", "Bsmem[mma_ps.stage, :, :]", "Bsmem[0, :, :]"),
-    _sm100("v9", "index", "both A blocks are loaded to one place", "Asmem[tma_ps.stage, c, :, :]", "Asmem[tma_ps.stage, 0, :, :]"),
-    _sm100("v9", "index", "both CTAs load the same rows of A", "(m_idx * NUM_CONSUMER + c) * CTA_GROUP + cbx", "(m_idx * NUM_CONSUMER + c) * CTA_GROUP"),
-    _sm100("v9", "index", "both CTAs load the same rows of B", "(n_idx * CTA_GROUP + cbx) * BLK_N", "(n_idx * CTA_GROUP) * BLK_N"),
+    _sm100(
+        "v9", "index", "both A blocks are loaded to one place", "Asmem[tma_ps.stage, c, :, :]", "Asmem[tma_ps.stage, 0, :, :]"
+    ),
+    _sm100(
+        "v9",
+        "index",
+        "both CTAs load the same rows of A",
+        "(m_idx * NUM_CONSUMER + c) * CTA_GROUP + cbx",
+        "(m_idx * NUM_CONSUMER + c) * CTA_GROUP",
+    ),
+    _sm100(
+        "v9", "index", "both CTAs load the same rows of B", "(n_idx * CTA_GROUP + cbx) * BLK_N", "(n_idx * CTA_GROUP) * BLK_N"
+    ),
     _sm100("v9", "index", "all store steps go to the same columns of D", "n_idx * MMA_N + i * EPI_N", "n_idx * MMA_N"),
     _sm100("v9", "index", "all store steps read the same columns of TMEM", "slot * MMA_N + i * EPI_N", "slot * MMA_N"),
     _sm100("v9", "index", "both consumers stage D in one place", "Dsmem[consumer,", "Dsmem[0,", every=True),
-    _sm100("v8", "index", "all warps stage the same rows of D", "Dsmem[consumer, warp_id * 32 + lane_id, :]", "Dsmem[consumer, lane_id, :]"),
-    _sm100("v8", "index", "both CTAs store the same rows of D", "(m_idx * NUM_CONSUMER + consumer) * CTA_GROUP + cbx",
-           "(m_idx * NUM_CONSUMER + consumer) * CTA_GROUP"),
+    _sm100(
+        "v8",
+        "index",
+        "all warps stage the same rows of D",
+        "Dsmem[consumer, warp_id * 32 + lane_id, :]",
+        "Dsmem[consumer, lane_id, :]",
+    ),
+    _sm100(
+        "v8",
+        "index",
+        "both CTAs store the same rows of D",
+        "(m_idx * NUM_CONSUMER + consumer) * CTA_GROUP + cbx",
+        "(m_idx * NUM_CONSUMER + consumer) * CTA_GROUP",
+    ),
     _sm100("v9", "index", "accumulation never starts anew", "accum=(k != 0)", "accum=True"),
     _sm100("v9", "index", "accumulation starts anew at the second step", "accum=(k != 0)", "accum=(k > 1)"),
-    _sm100("v9", "index", "the MMA warp skips the last step of K", "for k in T.serial(k_steps", "for k in T.serial(k_steps - 1", after=_ISSUER100),
-    _sm100("v9", "index", "the producer skips the last step of K", "for k in T.serial(k_steps", "for k in T.serial(k_steps - 1", after=_PRODUCER100),
+    _sm100(
+        "v9",
+        "index",
+        "the MMA warp skips the last step of K",
+        "for k in T.serial(k_steps",
+        "for k in T.serial(k_steps - 1",
+        after=_ISSUER100,
+    ),
+    _sm100(
+        "v9",
+        "index",
+        "the producer skips the last step of K",
+        "for k in T.serial(k_steps",
+        "for k in T.serial(k_steps - 1",
+        after=_PRODUCER100,
+    ),
     _sm100("v9", "index", "K advances by half a step", "tma_load(k * BLK_K)", "tma_load(k * (BLK_K // 2))"),
     _sm100("v9", "index", "the last store step is left out", "EPI_STEPS = MMA_N // EPI_N", "EPI_STEPS = MMA_N // EPI_N - 1"),
-    _sm100("v9", "index", "both CTAs of a pair count as clusters", "tile_scheduler.init(bx // CTA_GROUP)", "tile_scheduler.init(bx)"),
-    _sm100("v9", "index", "the producer takes no further tile", "tile_scheduler.next_tile()", "tile_scheduler.linear_idx = tile_count", after=_PRODUCER100),
-)  # fmt: skip
+    _sm100(
+        "v9",
+        "index",
+        "both CTAs of a pair count as clusters",
+        "tile_scheduler.init(bx // CTA_GROUP)",
+        "tile_scheduler.init(bx)",
+    ),
+    _sm100(
+        "v9",
+        "index",
+        "the producer takes no further tile",
+        "tile_scheduler.next_tile()",
+        "tile_scheduler.linear_idx = tile_count",
+        after=_PRODUCER100,
+    ),
+)
 
 _PRODUCER90: Final = "# ---------------- producer ----------------"
 _CONSUMER90: Final = "# ---------------- consumers ----------------"
@@ -218,103 +473,341 @@ _LOOP90: Final = "row0 = tile_row"
 
 SM90: Final[tuple[Mutation, ...]] = (
     # --- who does what
-    _sm90("cooperative", "role", "all lanes of the producer load", "if T.cuda.elect_sync():", "if lane_id >= 0:", after=_PRODUCER90),
-    _sm90("cooperative", "role", "every warp of the first warpgroup loads", "if warp_id == 0:", "if warp_id >= 0:", after=_PRODUCER90),
-    _sm90("cooperative", "role", "every warp stores", "if thread == 0:", "if lane_id == 0:", after="# ---------------- consumers", every=True),
-    _sm90("ping-pong", "role", "both ping-pong consumers take the same tiles", "if consumer == 1:", "if consumer == 2:",
-          after="if PINGPONG: # noqa"),
+    _sm90(
+        "cooperative",
+        "role",
+        "all lanes of the producer load",
+        "if T.cuda.elect_sync():",
+        "if lane_id >= 0:",
+        after=_PRODUCER90,
+    ),
+    _sm90(
+        "cooperative",
+        "role",
+        "every warp of the first warpgroup loads",
+        "if warp_id == 0:",
+        "if warp_id >= 0:",
+        after=_PRODUCER90,
+    ),
+    _sm90(
+        "cooperative",
+        "role",
+        "every warp stores",
+        "if thread == 0:",
+        "if lane_id == 0:",
+        after="# ---------------- consumers",
+        every=True,
+    ),
+    _sm90(
+        "ping-pong",
+        "role",
+        "both ping-pong consumers take the same tiles",
+        "if consumer == 1:",
+        "if consumer == 2:",
+        after="if PINGPONG: # noqa",
+    ),
     # --- phases
-    _sm90("cooperative", "phase", "the producer waits for a free stage in the wrong phase", "fill = PipelineState(DEPTH, phase=1)",
-          "fill = PipelineState(DEPTH, phase=0)"),
-    _sm90("cooperative", "phase", "consumers do not wait for the first loads", "ring = PipelineState(DEPTH, phase=0)",
-          "ring = PipelineState(DEPTH, phase=1)"),
+    _sm90(
+        "cooperative",
+        "phase",
+        "the producer waits for a free stage in the wrong phase",
+        "fill = PipelineState(DEPTH, phase=1)",
+        "fill = PipelineState(DEPTH, phase=0)",
+    ),
+    _sm90(
+        "cooperative",
+        "phase",
+        "consumers do not wait for the first loads",
+        "ring = PipelineState(DEPTH, phase=0)",
+        "ring = PipelineState(DEPTH, phase=1)",
+    ),
     _sm90("cooperative", "phase", "the ring is never advanced by consumers", "ring.advance()"),
     _sm90("cooperative", "phase", "the ring is never advanced by the producer", "fill.advance()"),
-    _sm90("ping-pong", "phase", "ping-pong does not pass over the other's stages", "skip(ring, steps, DEPTH)", after="def next_tile"),
-    _sm90("ping-pong", "phase", "the second ping-pong consumer starts at the first stage", "skip(ring, steps, DEPTH)", after="order.pass_turn(1)"),
-    _sm90("split", "phase", "partial sums are not waited for in the first tile", "exchange = PipelineState(1, phase=0)",
-          "exchange = PipelineState(1, phase=1)"),
+    _sm90(
+        "ping-pong",
+        "phase",
+        "ping-pong does not pass over the other's stages",
+        "skip(ring, steps, DEPTH)",
+        after="def next_tile",
+    ),
+    _sm90(
+        "ping-pong",
+        "phase",
+        "the second ping-pong consumer starts at the first stage",
+        "skip(ring, steps, DEPTH)",
+        after="order.pass_turn(1)",
+    ),
+    _sm90(
+        "split",
+        "phase",
+        "partial sums are not waited for in the first tile",
+        "exchange = PipelineState(1, phase=0)",
+        "exchange = PipelineState(1, phase=1)",
+    ),
     _sm90("split", "phase", "the exchange's phase is never advanced", "exchange.advance()"),
     # --- arrival counts
-    _sm90("cooperative", "count", "a stage is free once one CTA has read it", "mma2tma.init((1 if PINGPONG else CONSUMERS) * GROUP)",
-          "mma2tma.init(1 if PINGPONG else CONSUMERS)"),
-    _sm90("cooperative", "count", "a stage is free once one consumer has read it", "mma2tma.init((1 if PINGPONG else CONSUMERS) * GROUP)",
-          "mma2tma.init(GROUP)"),
-    _sm90("cooperative", "count", "a stage needs one arrival too many", "mma2tma.init((1 if PINGPONG else CONSUMERS) * GROUP)",
-          "mma2tma.init((1 if PINGPONG else CONSUMERS) * GROUP + 1)"),
+    _sm90(
+        "cooperative",
+        "count",
+        "a stage is free once one CTA has read it",
+        "mma2tma.init((1 if PINGPONG else CONSUMERS) * GROUP)",
+        "mma2tma.init(1 if PINGPONG else CONSUMERS)",
+    ),
+    _sm90(
+        "cooperative",
+        "count",
+        "a stage is free once one consumer has read it",
+        "mma2tma.init((1 if PINGPONG else CONSUMERS) * GROUP)",
+        "mma2tma.init(GROUP)",
+    ),
+    _sm90(
+        "cooperative",
+        "count",
+        "a stage needs one arrival too many",
+        "mma2tma.init((1 if PINGPONG else CONSUMERS) * GROUP)",
+        "mma2tma.init((1 if PINGPONG else CONSUMERS) * GROUP + 1)",
+    ),
     _sm90("cooperative", "count", "a stage waits for two announcements", "tma2mma.init(1)", "tma2mma.init(2)"),
-    _sm90("split", "count", "partial sums may be overwritten once one slice has read them", "sum2part.init(SLICES)", "sum2part.init(1)"),
+    _sm90(
+        "split",
+        "count",
+        "partial sums may be overwritten once one slice has read them",
+        "sum2part.init(SLICES)",
+        "sum2part.init(1)",
+    ),
     # --- byte counts
-    _sm90("cooperative", "bytes", "the peer's half of B is not counted", "(lhs_box + rhs_box * {c.cta_group})", "(lhs_box + rhs_box)"),
-    _sm90("cooperative", "bytes", "the bytes of A are not counted", "(lhs_box + rhs_box * {c.cta_group})", "(rhs_box * {c.cta_group})"),
-    _sm90("cooperative", "bytes", "128 bytes too many are awaited", "tma2mma.arrive(fill.stage, stage_bytes)",
-          "tma2mma.arrive(fill.stage, stage_bytes + 128)"),
-    _sm90("split", "bytes", "one slice's partial sums are counted", "SLICES * PARTIAL * WARPGROUP * 4", "PARTIAL * WARPGROUP * 4"),
+    _sm90(
+        "cooperative",
+        "bytes",
+        "the peer's half of B is not counted",
+        "(lhs_box + rhs_box * {c.cta_group})",
+        "(lhs_box + rhs_box)",
+    ),
+    _sm90(
+        "cooperative",
+        "bytes",
+        "the bytes of A are not counted",
+        "(lhs_box + rhs_box * {c.cta_group})",
+        "(rhs_box * {c.cta_group})",
+    ),
+    _sm90(
+        "cooperative",
+        "bytes",
+        "128 bytes too many are awaited",
+        "tma2mma.arrive(fill.stage, stage_bytes)",
+        "tma2mma.arrive(fill.stage, stage_bytes + 128)",
+    ),
+    _sm90(
+        "split", "bytes", "one slice's partial sums are counted", "SLICES * PARTIAL * WARPGROUP * 4", "PARTIAL * WARPGROUP * 4"
+    ),
     # --- masks and remote addresses
     _sm90("cooperative", "mask", "B goes to the own CTA only", "T.uint16((1 << GROUP) - 1)", "T.uint16(1)"),
     _sm90("cooperative", "mask", "free stages are reported to one CTA", "if thread < GROUP:", "if thread < 1:"),
-    _sm90("cooperative", "mask", "free stages are reported to the own CTA", "mma2tma.arrive(stage, remote=thread)", "mma2tma.arrive(stage)"),
+    _sm90(
+        "cooperative",
+        "mask",
+        "free stages are reported to the own CTA",
+        "mma2tma.arrive(stage, remote=thread)",
+        "mma2tma.arrive(stage)",
+    ),
     _sm90("split", "mask", "partial sums' readers report to one CTA", "if thread < SLICES:", "if thread < 1:"),
     # --- fences and waits of the MMAs
     _sm90("tall", "fence", "no wgmma.fence before the MMAs", "T.ptx.wgmma.fence.sync.aligned()"),
     _sm90("tall", "fence", "no commit of the MMAs", "T.ptx.wgmma.commit_group.sync.aligned()"),
-    _sm90("tall", "fence", "a stage is freed while its MMAs run", "T.ptx.wgmma.wait_group.sync.aligned(1)", "T.ptx.wgmma.wait_group.sync.aligned(2)"),
+    _sm90(
+        "tall",
+        "fence",
+        "a stage is freed while its MMAs run",
+        "T.ptx.wgmma.wait_group.sync.aligned(1)",
+        "T.ptx.wgmma.wait_group.sync.aligned(2)",
+    ),
     _sm90("tall", "fence", "the step's MMAs are not waited for at all", "T.ptx.wgmma.wait_group.sync.aligned(1)"),
     _sm90("tall", "fence", "the last MMAs are not waited for", "T.ptx.wgmma.wait_group.sync.aligned(0)"),
-    _sm90("cooperative", "fence", "no proxy fence before the TMA store", "T.ptx.fence.proxy.async_.shared__cta()", after=_LOOP90),
+    _sm90(
+        "cooperative", "fence", "no proxy fence before the TMA store", "T.ptx.fence.proxy.async_.shared__cta()", after=_LOOP90
+    ),
     _sm90("cooperative", "fence", "barriers are not published to the cluster", "T.ptx.fence.mbarrier_init.release.cluster()"),
     # --- waits and barriers
     _sm90("cooperative", "barrier", "the producer does not wait for free stages", "mma2tma.wait(fill.stage, fill.phase)"),
     _sm90("cooperative", "barrier", "consumers do not wait for loads", "tma2mma.wait(ring.stage, ring.phase)"),
-    _sm90("cooperative", "barrier", "the current stage is freed in place of the previous", "release(previous)", "release(ring.stage)", after=_LOOP90),
-    _sm90("cooperative", "barrier", "the last stage of a tile is never freed", "release(previous)", after="wait_group.sync.aligned(0)"),
+    _sm90(
+        "cooperative",
+        "barrier",
+        "the current stage is freed in place of the previous",
+        "release(previous)",
+        "release(ring.stage)",
+        after=_LOOP90,
+    ),
+    _sm90(
+        "cooperative",
+        "barrier",
+        "the last stage of a tile is never freed",
+        "release(previous)",
+        after="wait_group.sync.aligned(0)",
+    ),
     _sm90("cooperative", "barrier", "stages are freed in the last step only", "if k > 0:", "if k > 1:", after=_LOOP90),
-    _sm90("cooperative", "barrier", "the cluster starts with a CTA barrier only", "T.cuda.cluster_sync()", "T.cuda.cta_sync()",
-          after="fence.mbarrier_init"),
+    _sm90(
+        "cooperative",
+        "barrier",
+        "the cluster starts with a CTA barrier only",
+        "T.cuda.cluster_sync()",
+        "T.cuda.cta_sync()",
+        after="fence.mbarrier_init",
+    ),
     _sm90("cooperative", "barrier", "a CTA may leave while its peer uses it", "T.cuda.cluster_sync()", after=_LOOP90),
     _sm90("ping-pong", "barrier", "nothing separates barrier setup from use", "T.cuda.cta_sync()"),
-    _sm90("cooperative", "barrier", "no barrier before D is staged again", "T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))", after=_LOOP90),
-    _sm90("cooperative", "barrier", "no barrier between staging D and its store", "T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))",
-          after="stage_rows(e) T.ptx.fence"),
-    _sm90("cooperative", "barrier", "two warpgroups share a named barrier", "warpgroup_barrier(wg_id)", "warpgroup_barrier(0)", after=_LOOP90, every=True),
+    _sm90(
+        "cooperative",
+        "barrier",
+        "no barrier before D is staged again",
+        "T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))",
+        after=_LOOP90,
+    ),
+    _sm90(
+        "cooperative",
+        "barrier",
+        "no barrier between staging D and its store",
+        "T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))",
+        after="stage_rows(e) T.ptx.fence",
+    ),
+    _sm90(
+        "cooperative",
+        "barrier",
+        "two warpgroups share a named barrier",
+        "warpgroup_barrier(wg_id)",
+        "warpgroup_barrier(0)",
+        after=_LOOP90,
+        every=True,
+    ),
     _sm90("ping-pong", "barrier", "the turn is never passed on", "order.pass_turn(consumer)"),
     _sm90("ping-pong", "barrier", "the first turn is never given", "order.pass_turn(1)"),
-    _sm90("ping-pong", "barrier", "the turn is passed to oneself", "order.pass_turn(consumer)", "order.pass_turn(1 - consumer)"),
+    _sm90(
+        "ping-pong", "barrier", "the turn is passed to oneself", "order.pass_turn(consumer)", "order.pass_turn(1 - consumer)"
+    ),
     _sm90("split", "barrier", "partial sums are not waited for", "part2sum.wait(consumer, exchange.phase)"),
     _sm90("split", "barrier", "partial sums are sent over unread ones", "sum2part.wait(consumer, exchange.phase ^ 1)"),
-    _sm90("split", "barrier", "partial sums are released before all threads read them", "T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))",
-          after="def exchange_partials"),
+    _sm90(
+        "split",
+        "barrier",
+        "partial sums are released before all threads read them",
+        "T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))",
+        after="def exchange_partials",
+    ),
     # --- TMA stores
-    _sm90("cooperative", "store", "the previous store's read is not waited for", "T.ptx.cp.async_.bulk.wait_group.read(0)", after=_LOOP90),
+    _sm90(
+        "cooperative",
+        "store",
+        "the previous store's read is not waited for",
+        "T.ptx.cp.async_.bulk.wait_group.read(0)",
+        after=_LOOP90,
+    ),
     _sm90("cooperative", "store", "stores are never committed", "T.ptx.cp.async_.bulk.commit_group()"),
     # --- register budget
-    _sm90("cooperative", "allocation", "consumers ask for more registers than there are", "setmaxnreg.inc.sync.aligned.u32(REGISTERS[1])",
-          "setmaxnreg.inc.sync.aligned.u32(256)"),
-    _sm90("cooperative", "allocation", "the producer keeps its registers", "T.ptx.setmaxnreg.dec.sync.aligned.u32(REGISTERS[0])"),
-    _sm90("cooperative", "allocation", "a register count that is no multiple of 8", "setmaxnreg.inc.sync.aligned.u32(REGISTERS[1])",
-          "setmaxnreg.inc.sync.aligned.u32(REGISTERS[1] - 2)"),
+    _sm90(
+        "cooperative",
+        "allocation",
+        "consumers ask for more registers than there are",
+        "setmaxnreg.inc.sync.aligned.u32(REGISTERS[1])",
+        "setmaxnreg.inc.sync.aligned.u32(256)",
+    ),
+    _sm90(
+        "cooperative", "allocation", "the producer keeps its registers", "T.ptx.setmaxnreg.dec.sync.aligned.u32(REGISTERS[0])"
+    ),
+    _sm90(
+        "cooperative",
+        "allocation",
+        "a register count that is no multiple of 8",
+        "setmaxnreg.inc.sync.aligned.u32(REGISTERS[1])",
+        "setmaxnreg.inc.sync.aligned.u32(REGISTERS[1] - 2)",
+    ),
     # --- indices
     _sm90("cooperative", "index", "both halves of B go to one place", "cta_rank * RHS_PART", "0 * RHS_PART"),
     _sm90("cooperative", "index", "both CTAs load the same half of B", "tile_col + cta_rank * (BLK_N // GROUP)", "tile_col"),
-    _sm90("cooperative", "index", "both consumers multiply the same rows", "lhs_smem.ptr_to([0, own_row * BLK_K])", "lhs_smem.ptr_to([0, 0])"),
-    _sm90("tall", "index", "both blocks of a consumer multiply the same rows", "(mb * MMA_M * BLK_K + kk * MMA_K) // 8", "(kk * MMA_K) // 8"),
+    _sm90(
+        "cooperative",
+        "index",
+        "both consumers multiply the same rows",
+        "lhs_smem.ptr_to([0, own_row * BLK_K])",
+        "lhs_smem.ptr_to([0, 0])",
+    ),
+    _sm90(
+        "tall",
+        "index",
+        "both blocks of a consumer multiply the same rows",
+        "(mb * MMA_M * BLK_K + kk * MMA_K) // 8",
+        "(kk * MMA_K) // 8",
+    ),
     _sm90("tall", "index", "A does not advance along K", "(mb * MMA_M * BLK_K + kk * MMA_K) // 8", "(mb * MMA_M * BLK_K) // 8"),
-    _sm90("tall", "index", "B does not advance along K", "ring.stage * (RHS_STAGE // 8) + kk * MMA_K // 8", "ring.stage * (RHS_STAGE // 8)"),
+    _sm90(
+        "tall",
+        "index",
+        "B does not advance along K",
+        "ring.stage * (RHS_STAGE // 8) + kk * MMA_K // 8",
+        "ring.stage * (RHS_STAGE // 8)",
+    ),
     _sm90("tall", "index", "B always comes from stage 0", "ring.stage * (RHS_STAGE // 8) + kk * MMA_K // 8", "kk * MMA_K // 8"),
     _sm90("tall", "index", "accumulation starts anew within the first step", "(step + kk) != 0", "step != 0"),
     _sm90("tall", "index", "accumulation never starts anew", "(step + kk) != 0", "(step + kk) >= 0"),
     _sm90("cooperative", "index", "both consumers store the same rows of D", "row0 + own_row, at", "row0, at"),
-    _sm90("cooperative", "index", "all store steps go to the same columns", "+ e * EPI_N)", "+ 0 * e)", after="own_col = T.meta_var(col0"),
-    _sm90("cooperative", "index", "staging ignores the store's swizzle", "(2 * j + lane_id // 16) ^ swizzle", "(2 * j + lane_id // 16)"),
-    _sm90("cooperative", "index", "all warps stage the same rows", "mb * MMA_M + warp_id * 16 + lane_id % 16", "mb * MMA_M + lane_id % 16"),
-    _sm90("swapped", "index", "the transposed tile's swizzle is wrong", "(warp_id * 2 + lane_id // 8 % 2) ^ (lane_id % 8)",
-          "(warp_id * 2 + lane_id // 8 % 2)"),
-    _sm90("swapped", "index", "rows of the transposed tile repeat", "j * 16 + lane_id // 16 * 8 + lane_id % 8", "j * 16 + lane_id % 8"),
+    _sm90(
+        "cooperative",
+        "index",
+        "all store steps go to the same columns",
+        "+ e * EPI_N)",
+        "+ 0 * e)",
+        after="own_col = T.meta_var(col0",
+    ),
+    _sm90(
+        "cooperative",
+        "index",
+        "staging ignores the store's swizzle",
+        "(2 * j + lane_id // 16) ^ swizzle",
+        "(2 * j + lane_id // 16)",
+    ),
+    _sm90(
+        "cooperative",
+        "index",
+        "all warps stage the same rows",
+        "mb * MMA_M + warp_id * 16 + lane_id % 16",
+        "mb * MMA_M + lane_id % 16",
+    ),
+    _sm90(
+        "swapped",
+        "index",
+        "the transposed tile's swizzle is wrong",
+        "(warp_id * 2 + lane_id // 8 % 2) ^ (lane_id % 8)",
+        "(warp_id * 2 + lane_id // 8 % 2)",
+    ),
+    _sm90(
+        "swapped",
+        "index",
+        "rows of the transposed tile repeat",
+        "j * 16 + lane_id // 16 * 8 + lane_id % 8",
+        "j * 16 + lane_id % 8",
+    ),
     _sm90("split", "index", "every slice multiplies the first part of K", "cta_rank * slice_steps if SLICES > 1 else 0", "0"),
-    _sm90("split", "index", "every owner gets the same columns", "mb * BLOCK_REGS + owner * OWNED_REGS + i * 4", "mb * BLOCK_REGS + i * 4"),
-    _sm90("split", "index", "slices send to the same place", "partials.ptr_to([consumer, cta_rank, thread * 4])", "partials.ptr_to([consumer, 0, thread * 4])"),
-    _sm90("split", "index", "the last slice's sum is added twice", "partials.ptr_to([consumer, s,", "partials.ptr_to([consumer, SLICES - 1,"),
+    _sm90(
+        "split",
+        "index",
+        "every owner gets the same columns",
+        "mb * BLOCK_REGS + owner * OWNED_REGS + i * 4",
+        "mb * BLOCK_REGS + i * 4",
+    ),
+    _sm90(
+        "split",
+        "index",
+        "slices send to the same place",
+        "partials.ptr_to([consumer, cta_rank, thread * 4])",
+        "partials.ptr_to([consumer, 0, thread * 4])",
+    ),
+    _sm90(
+        "split",
+        "index",
+        "the last slice's sum is added twice",
+        "partials.ptr_to([consumer, s,",
+        "partials.ptr_to([consumer, SLICES - 1,",
+    ),
     _sm90("split", "index", "every slice stores the same columns", "cta_rank * p.owned_cols if SLICES > 1 else 0", "0"),
-)  # fmt: skip
+)
 
 MUTATIONS: Final[tuple[Mutation, ...]] = SM100 + SM90

@@ -10,7 +10,7 @@ import pytest
 
 from autogemm.errors import InputError
 from autogemm.simulate.core import Slice
-from autogemm.simulate.timeline import merged, timeline_html, write_timeline
+from autogemm.simulate.timeline import merged, rows_of, timeline_html, write_timeline
 from autogemm.simulate.trace import Recording, trace_events, write_trace
 
 
@@ -71,7 +71,7 @@ def test_timeline_page_is_self_contained_and_shows_every_kernel(tmp_path: Path) 
     write_timeline(path, [recording("v7"), recording("v9")])
     page = path.read_text()
     assert not re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="', page)
-    assert "v7: 0.3 us at 2.00 GHz" in page and "v9: 0.3 us at 2.00 GHz" in page
+    assert "v7: 0.3 us at 2.00 GHz, tensor core busy 37%" in page and "v9: 0.3 us" in page
     assert "wait cta0.tma2mma[0]" in page and "simulated, not measured" in page
 
 
@@ -81,3 +81,13 @@ def test_timeline_refuses_what_it_cannot_draw() -> None:
         timeline_html([])
     with pytest.raises(InputError, match="CTA 7"):
         timeline_html([recording()], cta=7)
+
+
+def test_one_epilogue_warp_stands_for_its_warpgroup_but_every_mma_issuer_is_shown() -> None:
+    tracks = ["wg0.w0", "wg0.w1", "wg1.w0", "wg2.w0", "wg2.w1", "wg2.w3"]
+    roles = ["epilogue", "epilogue", "epilogue", "MMA issuer", "MMA issuer", "TMA producer"]
+    many = Recording(
+        name="v9", clock_hz=2e9, cycles=10, titles=dict(zip(tracks, roles, strict=True)),
+        slices=tuple(interval(track, 0, 1) for track in ["store", *tracks]),
+    )  # fmt: skip
+    assert rows_of(many, 0) == ["wg2.w3", "wg2.w0", "wg2.w1", "wg0.w0", "wg1.w0", "store"]

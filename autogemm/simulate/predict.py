@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final
 
 from ..arch import ArchName, Gpu
@@ -21,6 +22,7 @@ from ..problem import Problem
 from ..resources import geometry
 from ..results import Prediction
 from .check import MODEL, compile_program, launch_scalars
+from .core import Slice
 from .cost import CostTable, cost_table
 from .machine import Machine
 from .program import Program
@@ -97,11 +99,30 @@ def record(problem: Problem, config: Config, gpu: Gpu, *, sm_count: int | None =
     busy = machine.busy["tensor core"] / (plan.ctas * machine.now) * part
     return Recording(
         name=name or config.id,
-        slices=tuple(s for s in machine.slices if titles.get(s.track, s.track)),
+        slices=tuple(_with_work([s for s in machine.slices if titles.get(s.track, s.track)])),
         clock_hz=settled_clock(problem, gpu, constants(gpu), busy),
         cycles=machine.now,
         titles={track: title for track, title in titles.items() if title},
     )
+
+
+def _with_work(slices: list[Slice]) -> list[Slice]:
+    """Return ``slices`` and, for warps, what lies between two waits: work."""
+    waits: dict[tuple[int, str], list[Slice]] = {}
+    for s in slices:
+        if s.kind == "wait":
+            waits.setdefault((s.cta, s.track), []).append(s)
+    work = []
+    for (cta, track), of_track in waits.items():
+        of_track.sort(key=lambda s: s.start_cycle)
+        for before, after in pairwise(of_track):
+            if after.start_cycle > before.end_cycle:
+                work.append(
+                    Slice(
+                        cta=cta, track=track, name="work", start_cycle=before.end_cycle, end_cycle=after.start_cycle, kind="work"
+                    )
+                )  # fmt: skip
+    return slices + work
 
 
 @lru_cache(maxsize=32)

@@ -13,13 +13,14 @@ from .trace import Recording
 
 # What an interval is -> (legend, colour, line width in pixels); drawn in this order, so that waits lie behind work.
 _KINDS: Final[dict[str, tuple[str, str, float]]] = {
-    "wait": ("waits", "#d9d9d9", 9),
-    "work": ("warp works", "#4d4d4d", 9),
-    "tma": ("TMA load in flight", "#4c78a8", 9),
+    "wait": ("warp waits", "#e4e4e4", 9),
+    "work": ("warp works", "#6b6b6b", 9),
+    "tma": ("TMA loads in flight", "#4c78a8", 9),
     "mma": ("MMA", "#54a24b", 9),
-    "store": ("TMA store in flight", "#f58518", 9),
+    "store": ("TMA stores in flight", "#f58518", 9),
 }
-_ROW_PIXELS: Final = 20
+_ORDER: Final = ("TMA producer", "TMA", "MMA issuer", "MMA consumer", "tensor core", "epilogue", "store")
+_ROW_PIXELS: Final = 22
 
 
 def timeline_html(recordings: Sequence[Recording], *, cta: int = 0, until_s: float | None = None) -> str:
@@ -62,6 +63,25 @@ def merged(slices: Sequence[Slice], gap_cycles: float = 2.0) -> list[Slice]:
     return joined
 
 
+def rows_of(recording: Recording, cta: int) -> list[str]:
+    """Return the tracks to draw, in the order of the data: of warps that share a role in a warpgroup, the first stands for all.
+
+    MMA issuers are kept: each serves another consumer.
+    """
+    shown: dict[tuple[str, str], str] = {}
+    for which, track in recording.tracks():
+        title = recording.titles.get(track, "")
+        if which == cta:
+            alone = title in ("", "MMA issuer")
+            shown.setdefault((title, track if alone else track.split(".")[0]), track)
+    order = {track: i for i, track in enumerate(_ORDER)}
+
+    def position(track: str) -> tuple[int, str]:
+        return order.get(recording.titles.get(track, track), len(order)), track
+
+    return sorted(shown.values(), key=position)
+
+
 def _figure(recordings: Sequence[Recording], cta: int, until_s: float | None) -> Any:
     try:
         import plotly.graph_objects as go
@@ -72,13 +92,13 @@ def _figure(recordings: Sequence[Recording], cta: int, until_s: float | None) ->
         raise InputError("a timeline needs at least one simulated kernel")
     rows: list[list[str]] = []
     for recording in recordings:
-        tracks = [track for which, track in recording.tracks() if which == cta]
+        tracks = rows_of(recording, cta)
         if not tracks:
             raise InputError(f"the recording of {recording.name} holds nothing of CTA {cta}")
         rows.append(tracks)
     figure = make_subplots(
         rows=len(rows), cols=1, shared_xaxes=True, vertical_spacing=0.06,
-        row_heights=[len(tracks) for tracks in rows], subplot_titles=[_title(r) for r in recordings],
+        row_heights=[len(tracks) for tracks in rows], subplot_titles=[_title(r, cta) for r in recordings],
     )  # fmt: skip
     shown: set[str] = set()
     for row, (recording, tracks) in enumerate(zip(recordings, rows, strict=True), start=1):
@@ -112,12 +132,13 @@ def _figure(recordings: Sequence[Recording], cta: int, until_s: float | None) ->
     figure.update_xaxes(title_text="microseconds since launch (simulated, not measured)", row=len(rows), col=1)
     figure.update_layout(
         height=130 + 70 * len(rows) + _ROW_PIXELS * sum(map(len, rows)), plot_bgcolor="white", hovermode="closest",
-        margin={"l": 10, "r": 10, "t": 60, "b": 40}, font={"size": 12},
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.03, "xanchor": "right", "x": 1},
+        margin={"l": 10, "r": 10, "t": 90, "b": 40}, font={"size": 12},
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.04, "xanchor": "left", "x": 0},
     )  # fmt: skip
     return figure
 
 
-def _title(recording: Recording) -> str:
+def _title(recording: Recording, cta: int) -> str:
     time_us = recording.cycles / recording.clock_hz * 1e6
-    return f"{recording.name}: {time_us:.1f} us at {recording.clock_hz / 1e9:.2f} GHz"
+    busy = sum(s.end_cycle - s.start_cycle for s in recording.slices if s.kind == "mma" and s.cta == cta) / recording.cycles
+    return f"{recording.name}: {time_us:.1f} us at {recording.clock_hz / 1e9:.2f} GHz, tensor core busy {busy:.0%}"

@@ -1,0 +1,58 @@
+"""Run planted faults (mutations.py) through the check."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from mutate import mutant
+from mutations import CONFIGS, Mutation
+
+import autogemm.kernel
+from autogemm.config import Config
+from autogemm.errors import AutogemmError, UnsupportedOp
+from autogemm.kernel.lower import quick_tracing
+from autogemm.manifest import evaluate
+from autogemm.results import CheckReport, Level
+from autogemm.simulate.check import check_primfunc, exercising_shape, integer_inputs
+
+_FILES = {"sm_100a": "sm100.py", "sm_90a": "sm90.py"}
+
+
+def source_of(mutation: Mutation) -> str:
+    """Return the text of the generator file that ``mutation`` changes."""
+    return (Path(autogemm.kernel.__file__).parent / _FILES[mutation.arch_name]).read_text(encoding="utf-8")
+
+
+def run(mutation: Mutation, folder: Path, *, level: Level, seeds: tuple[int, ...]) -> list[CheckReport | AutogemmError]:
+    """Return one verdict per seed: a report, or the error with which tracing, lowering or execution refused the mutant."""
+    text = source_of(mutation)
+    module = mutant(_FILES[mutation.arch_name], [(text, mutation.apply(text))], folder)
+    config: Config = replace(CONFIGS[mutation.config])
+    m, n, k, sms = exercising_shape(config, mutation.arch_name)
+    values = {"M": m, "N": n, "K": k, "lda": k, "ldb": k, "ldd": n, "sm_count": sms, "l2_group_size": config.l2_group_size}
+    for scalar in module.manifest_parts(config.binary, "float16")[0]:
+        values[scalar.name] = evaluate(scalar.value, values)
+    with quick_tracing():
+        func = module.build(config.binary, "float16")
+    inputs = {name: bits.view(np.float16) for name, bits in integer_inputs((m, n, k), "float16").items()}
+    verdicts: list[CheckReport | AutogemmError] = []
+    for seed in seeds:
+        try:
+            verdicts.append(
+                check_primfunc(
+                    func, arch=mutation.arch_name, inputs=inputs, sm_count=sms, scalars=values, level=level, seeds=(seed,),
+                    barrier_names=module.barrier_names(config),
+                )
+            )  # fmt: skip
+        except UnsupportedOp as error:
+            verdicts.append(error)
+    return verdicts
+
+
+def found(verdict: CheckReport | AutogemmError) -> str:
+    """Return as what a fault was found (``deadlock, race``), or an empty string."""
+    if isinstance(verdict, AutogemmError):
+        return f"refused ({verdict})"
+    return ", ".join(sorted({f.kind for f in verdict.findings}))
