@@ -70,7 +70,8 @@ def scores(configs: Sequence[Config], points: Sequence[Point], use: Constants) -
 def report(name: str, rows: Sequence[dict[str, float]]) -> None:
     """Print one line of scores."""
     sys.stdout.write(
-        f"{name}: Spearman min {min(r['spearman'] for r in rows):.3f} median {median(r['spearman'] for r in rows):.3f}; "
+        f"{name}: Spearman min {min(r['spearman'] for r in rows):.3f} median {median(r['spearman'] for r in rows):.3f}, "
+        f"below 0.85 on {sum(r['spearman'] < 0.85 for r in rows)}; "
         f"median error {median(r['error'] for r in rows):.1%}; "
         f"top 8 within 2% of best {sum(r['top8'] <= 1.02 for r in rows)}/{len(rows)}; "
         f"first choice within 5% {sum(r['top1'] <= 1.05 for r in rows)}/{len(rows)}\n"

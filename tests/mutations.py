@@ -1,7 +1,7 @@
 """Faults to plant in the generator's own kernels: each is one edit of kernel/sm100.py or kernel/sm90.py.
 
-An edit replaces the first ``old`` between ``after`` and ``until`` (all of them with ``every``); white space in them matches any
-white space, so that the list follows the sources through reformatting. An edit whose text is gone fails loudly (``Mutation.apply``).
+An edit replaces the first ``old`` between ``after`` and ``until`` (all of them with ``every``). White space in these texts
+matches any white space, so that the list follows the sources through reformatting; an edit whose text is gone fails loudly.
 """
 
 from __future__ import annotations
@@ -317,13 +317,6 @@ SM100: Final[tuple[Mutation, ...]] = (
     _sm100("v9", "barrier", "nothing separates barrier setup from use", "sync_all()", after="T.ptx.fence.mbarrier_init"),
     _sm100("v8", "barrier", "a CTA may leave while its peer uses it", "sync_all()", "T.cuda.cta_sync()", after=_CLEANUP100),
     _sm100("v8", "barrier", "TMEM is freed while it is read", "sync_all()", after=_CLEANUP100),
-    _sm100(
-        "v9",
-        "barrier",
-        "the producer leaves before the last commits",
-        "for _ in T.serial(PIPE_DEPTH, unroll=False)",
-        "for _ in T.serial(PIPE_DEPTH - PIPE_DEPTH, unroll=False)",
-    ),
     _sm100(
         "v8",
         "barrier",
