@@ -18,8 +18,8 @@ _EXPORTS = {
     "Problem": "problem", "Config": "config", "Database": "database", "Row": "record", "Device": "device",
     "Decision": "decision",
     "matmul": "dispatch", "explain": "dispatch", "prepare": "dispatch", "use_database": "dispatch",
-    "linear": "layers", "patch": "layers", "load": "loading", "LoadedKernel": "loading",
-    "load_bundle": "bundle", "make_bundle": "bundle",
+    "linear": "layers", "patch": "layers", "load": "loading", "load_bundle": "bundle", "make_bundle": "bundle",
+    "tune": "search.tune", "Budget": "search.progress", "check_config": "simulate.check", "check_primfunc": "simulate.check",
     "record_shapes": "shapes",
 }  # fmt: skip
 
@@ -47,11 +47,14 @@ if TYPE_CHECKING:
     from .errors import UnsupportedOp as UnsupportedOp
     from .layers import linear as linear
     from .layers import patch as patch
-    from .loading import LoadedKernel as LoadedKernel
     from .loading import load as load
     from .problem import Problem as Problem
     from .record import Row as Row
+    from .search.progress import Budget as Budget
+    from .search.tune import tune as tune
     from .shapes import record_shapes as record_shapes
+    from .simulate.check import check_config as check_config
+    from .simulate.check import check_primfunc as check_primfunc
 
 
 def __getattr__(name: str) -> Any:

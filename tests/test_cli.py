@@ -100,6 +100,17 @@ BAD = {
     "token counts": (("shapes", "--model", "{tmp}/none", "--tokens", "1,many"), "is not a list of integers"),
     "report into a folder that is not there": (("report", "--out", "{tmp}/none/page.html"), "an existing folder"),
     "report on nothing": (("report", "--out", "{tmp}/page.html"), "nothing to report"),
+    "merge from nothing": (("merge", "{tmp}/none"), "no database at"),
+    "merge by magic": (("merge", "{tmp}", "--prefer", "magic"), "unknown preference 'magic'"),
+    "diff with nothing": (("diff", "{tmp}", "{tmp}/none"), "no database at"),
+    "prune by nothing": (("prune",), "nothing to prune by"),
+    "export to a form": (("export", "--format", "xml"), "unknown form 'xml'"),
+    "bundle over something": (("bundle", "--out", "/proc"), "exists already"),
+    "bundle for two GPUs": (("bundle", "--out", "x", "--gpu", "nvidia-h200", "--arch", "sm_90a"), "not both"),
+    "worker without storage": (("worker", "--storage", "postgresql://nobody@127.0.0.1:1/none"), "can't reach storage"),
+    "worker that idles backwards": (("worker", "--storage", "x", "--idle", "-1"), "--idle must not be negative"),
+    "bench against nothing": (("bench", "--against", "nothing"), "unknown baseline 'nothing'"),
+    "verify a shape": (("verify", "--shape", "1x2"), "is not MxNxK"),
     "unknown option": (("tune", "--nonsense"), "No such option"),
     "unknown command": (("nonsense",), "No such command"),
 }  # fmt: skip
@@ -218,6 +229,37 @@ def test_report_writes_one_page(tmp_path: Path) -> None:
     assert "128x4096x4096" in (tmp_path / "page.html").read_text()
 
 
+def test_databases_are_compared_merged_pruned_and_exported(tmp_path: Path) -> None:
+    Database(tmp_path / "db").put(row(128))
+    Database(tmp_path / "other").put_many([row(128), row(256)])
+    assert run("diff", str(tmp_path / "db"), str(tmp_path / "db")).exit_code == 0
+    different = run("diff", str(tmp_path / "db"), str(tmp_path / "other"), "--json")
+    assert different.exit_code == 1 and json.loads(different.stdout)["added"] == [str(row(256).key)]
+    dry = json.loads(run("merge", str(tmp_path / "other"), "--dry-run", "--json").stdout)
+    assert dry["added"] == 1 and len(Database(tmp_path / "db").rows()) == 1
+    assert "1 rows added, 0 replaced, 1 unchanged" in run("merge", str(tmp_path / "other")).stdout
+    lines = run("export").stdout.splitlines()
+    assert lines[0].startswith("gpu,arch") and [line.split(",")[6] for line in lines[1:]] == ["128", "256"]
+    assert len(json.loads(run("prune", "--stale", "--json").stdout)) == 2
+    assert Database(tmp_path / "db").rows() == []
+
+
+def test_a_bundle_without_rows_is_refused(tmp_path: Path) -> None:
+    result = run("bundle", "--out", str(tmp_path / "bundle"))
+    assert result.exit_code == 1 and "no row for nvidia-h200" in result.stderr
+    assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize("command", [("bench", "--shape", "128x4096x4096"), ("verify",)])
+def test_commands_that_measure_say_that_they_need_a_gpu(command: tuple[str, ...]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    result = run(*command)
+    assert result.exit_code == 2 and "needs a GPU" in result.stderr
+
+
 def test_doctor_names_every_part() -> None:
     result = run("doctor", "--json")
     parts = {item["name"]: item["state"] for item in json.loads(result.stdout)["items"]}
@@ -226,8 +268,9 @@ def test_doctor_names_every_part() -> None:
 
 
 def test_help_of_every_command_works() -> None:
-    for name in ("tune", "show", "compile", "check", "predict", "explain", "shapes", "report", "doctor"):
-        assert run(name, "--help").exit_code == 0
+    for command in app.registered_commands:
+        assert command.name is not None
+        assert run(command.name, "--help").exit_code == 0
 
 
 def test_the_module_runs_and_tells_its_version() -> None:

@@ -23,7 +23,7 @@ GROUPS = (
     ("errors",), ("settings",), ("arch",), ("device",), ("dtypes",), ("problem",), ("config",), ("resources",),
     ("constraints",), ("space",), ("manifest",), ("binary",), ("results",), ("record",), ("database",), ("decision",),
     ("kernel_store",), ("predict",), ("kernel",), ("compile",), ("simulate",), ("runtime",), ("measure",), ("search",),
-    ("torch_ops",), ("dispatch",), ("layers",), ("loading",), ("bundle",), ("database_tools",), ("verify",), ("shapes",),
+    ("torch_ops",), ("dispatch",), ("layers",), ("loading", "local"), ("bundle",), ("database_tools",), ("verify",), ("shapes",),
     ("model_shapes",), ("report", "doctor"),
     ("cli",), ("__main__",),
 )  # fmt: skip
@@ -33,7 +33,17 @@ RANK = {name: i for i, names in enumerate(GROUPS) for name in names}
 CONFINED = {
     "tvm": ("kernel/", "simulate/", "compile/lower.py"),
     "optuna": ("search/study.py", "search/storage.py"),
-    "torch": ("runtime/", "measure/", "dispatch.py", "torch_ops.py", "layers.py", "loading.py", "shapes.py", "doctor.py"),
+    "torch": (
+        "runtime/",
+        "measure/",
+        "dispatch.py",
+        "torch_ops.py",
+        "layers.py",
+        "loading.py",
+        "local.py",
+        "shapes.py",
+        "doctor.py",
+    ),
     "typer": ("cli/",),
     "rich": ("cli/",),
     "plotly": ("report.py", "simulate/timeline.py"),

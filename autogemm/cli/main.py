@@ -12,8 +12,10 @@ from .. import __version__
 from ..errors import AutogemmError, InputError
 from . import render
 from .bench import bench
+from .bundle import bundle
 from .check import check
 from .compile import compile_command
+from .database import diff, export, merge, prune
 from .doctor import doctor
 from .explain import explain
 from .predict import predict
@@ -21,6 +23,8 @@ from .report import report
 from .shapes import shapes
 from .show import show
 from .tune import tune
+from .verify import verify
+from .worker import worker
 
 NOTHING_USABLE: Final = 1
 BAD_INPUT: Final = 2
@@ -71,8 +75,8 @@ def _top(
 # In the order of the help: the main job, then looking at results, then moving them, then the rest.
 _COMMANDS: Final[dict[str, Callable[..., None]]] = {
     "tune": tune, "bench": bench, "show": show, "explain": explain, "report": report, "predict": predict, "check": check,
-    "compile": compile_command, "shapes": shapes,
-    "doctor": doctor,
+    "compile": compile_command, "shapes": shapes, "verify": verify, "merge": merge, "diff": diff, "prune": prune,
+    "export": export, "bundle": bundle, "worker": worker, "doctor": doctor,
 }  # fmt: skip
 for _name, _command in _COMMANDS.items():
     app.command(_name)(guarded(_command))

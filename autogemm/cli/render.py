@@ -114,7 +114,7 @@ def row_table(rows: Sequence[Row], stale: Mapping[int, Sequence[str]] | None = N
         tied = "" if row.race is None else str(len(row.race.tied))
         what = row.choice if measured else f"by {row.prediction.model}" if row.prediction else ""
         if stale and stale.get(i):
-            what += f", stale: {'; '.join(stale[i])}"
+            what += f", stale {', '.join(reason.split()[0] for reason in stale[i])}"
         lines.append(
             [
                 row.key.problem.shape, row.key.dtype, row.key.gpu, str(row.key.sm_count), row.config.id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -81,8 +81,7 @@ def tune(
 
     from ..search.progress import Budget
     from ..search.storage import study_names
-    from ..search.tune import STUDY_PREFIX, Options
-    from ..search.tune import tune as tune_problem
+    from ..search.tune import STUDY_PREFIX, Options, Tuner
 
     budget = Budget(seconds=seconds, trials=trials, target=ratio, until_stable=until_stable)
     # Both are found out before anything is locked, compiled or written.
@@ -98,25 +97,26 @@ def tune(
         render.note(
             f"{where.reason}: predicting for {where.device.name or where.device.gpu} ({arch_name}) by model; not measured"
         )
-    view, failed = _View(), None
-    for problem in problems:
-        try:
-            tune_problem(
-                problem, where.device, evaluator="model" if where.index is None else "device", device_index=where.index or 0,
-                sm_count=sm_count, db=database, budget=budget, options=chosen, progress=view,
-            )  # fmt: skip
-        except NothingFound as error:
-            failed = error
-            render.warn(f"{problem.shape}: {error}")
-        finally:
-            view.stop()
+    view, failed = _View(), False
+    kind: Literal["model", "device"] = "model" if where.index is None else "device"
+    with Tuner(
+        where.device, evaluator=kind, device_index=where.index or 0, sm_count=sm_count, db=database, options=chosen
+    ) as tuner:
+        for problem in problems:
+            try:
+                tuner.tune(problem, budget, view)
+            except NothingFound as error:
+                failed = True
+                render.warn(f"{problem.shape}: {error}")
+            finally:
+                view.stop()
     if as_json:
         render.document({"database": str(database.folder), "rows": [_document(done) for done in view.done]})
     elif view.done:
         for done in view.done:
             render.row_summary(done.row)
         render.note(f"{len(view.done)} row{'s' if len(view.done) != 1 else ''} in {database.folder}")
-    if failed is not None:
+    if failed:
         raise NothingFound(f"{len(problems) - len(view.done)} of {len(problems)} shapes have no usable kernel")
 
 
