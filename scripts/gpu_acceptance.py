@@ -210,10 +210,11 @@ class Acceptance:
         from faults import outcome
 
         good = next(b for b in self.of("float16") if b.config.pingpong)
-        rows = []
+        rows: list[dict[str, Any]] = []
         with DeviceBench(Problem(m=2048, n=2048, k=2048), trial_timeout_s=4.0) as device:
             device.admit("good", good, good.config)
-            reference = [device.round(["good"]) for _ in range(9)]
+            reference = [device.round(["good"]) for _ in range(15)]
+            rows.append({"fault": "none", "rounds": reference})
             for fault in self.faults:
                 name = fault.compiler.removeprefix("fault ")
                 start = time.perf_counter()
@@ -222,14 +223,21 @@ class Acceptance:
                 seconds = time.perf_counter() - start
                 drift = _ratio(after) / _ratio(reference)
                 rows.append(
-                    {"fault": name, "outcome": found.outcome.value, "reason": found.reason, "seconds": seconds, "drift": drift}
+                    {
+                        "fault": name,
+                        "outcome": found.outcome.value,
+                        "reason": found.reason,
+                        "seconds": seconds,
+                        "drift": drift,
+                        "rounds": after,
+                    }
                 )
                 self.say(f"  {name:22} {found.outcome.value:20} {seconds:5.1f} s  next ratio {drift:.3f}x  {found.reason[:90]}")
                 self.expect(found.outcome is outcome(name), f"{name} was classed {found.outcome.value}")
                 self.expect(all("good" in r and name not in r for r in after), f"{name} spoiled the next round")
                 self.expect(0.97 < drift < 1.03, f"after {name} the good kernel's ratio is {drift:.3f} of before")
             self.data["isolation"] = {"rows": rows, "restarts": device.restarts, "notes": device.notes}
-            self.say(f"isolation: {len(rows)} bad kernels, {device.restarts} restarts, notes {device.notes}")
+            self.say(f"isolation: {len(rows) - 1} bad kernels, {device.restarts} restarts, notes {device.notes}")
 
     def timing(self) -> None:
         """Paired ratios against torch.matmul and searched cuBLASLt, cold and warm, and each shape's limit."""
@@ -244,7 +252,7 @@ class Acceptance:
             found = bench(
                 Problem(m=m, n=n, k=k), {**calls, **control}, arch_name=arch(kernels[0].manifest.arch).name,
                 bandwidth_bytes_per_s=bandwidth, warm_rounds=11, cold_rounds=7,
-                energy_seconds=0.4 if shape == "4096x4096x4096" else 0.0,
+                energy_seconds=1.0 if shape == "4096x4096x4096" else 0.0,
             )  # fmt: skip
             results.append(found.to_json())
             best = max(calls, key=lambda name: found.subjects[name].ratio())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 import statistics
 from collections.abc import Callable
 
@@ -19,7 +21,7 @@ from autogemm.measure.correctness import (
     random_operands,
     relative_error,
 )
-from autogemm.measure.cuda_timer import COLD_L2_SIZES, MAX_SETS, cold_sets
+from autogemm.measure.cuda_timer import BASELINE_EVERY, COLD_L2_SIZES, MAX_SETS, CudaTimer, cold_sets
 from autogemm.measure.faults import TrialFault, classify, death
 from autogemm.measure.timer import BASELINE, ScriptedTimer
 from autogemm.problem import Problem
@@ -142,6 +144,29 @@ def test_cold_operand_sets_exceed_twice_the_cache_or_stop_at_the_limit() -> None
         # Between two calls on one set, the others are touched.
         assert (count - 1) * size >= COLD_L2_SIZES * l2 or count == MAX_SETS
     assert cold_sets(1000, l2) == MAX_SETS
+
+
+def test_a_pass_holds_every_name_once_in_changing_order_with_baselines_between() -> None:
+    timer = CudaTimer.__new__(CudaTimer)
+    timer._random, timer._sample_long_s = random.Random(0), 4e-4
+    names = [str(i) for i in range(40)]
+    first, second = timer._pass(names), timer._pass(names)
+    assert first != second
+    for order in (first, second):
+        assert sorted(n for n in order if n != BASELINE) == sorted(names)
+        at = [i for i, n in enumerate(order) if n == BASELINE]
+        assert len(at) == 5 and all(b - a <= 2 * (BASELINE_EVERY + 1) for a, b in itertools.pairwise(at))
+    assert sorted(timer._pass(["a"])) == ["a", BASELINE] and timer._pass([]) == [BASELINE]
+    places = {timer._pass(["a"]).index(BASELINE) for _ in range(50)}
+    assert places == {0, 1}
+
+
+def test_few_names_are_sampled_in_several_passes_unless_they_take_long() -> None:
+    timer = CudaTimer.__new__(CudaTimer)
+    timer._sample_long_s = 4e-4
+    assert [timer._passes(n) for n in (1, 2, 4, 9, 60)] == [8, 4, 2, 1, 1]
+    timer._sample_long_s = 0.1
+    assert timer._passes(2) == 1
 
 
 def test_scripted_samples_repeat_for_a_seed_and_scatter_around_the_true_times() -> None:

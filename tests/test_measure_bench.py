@@ -40,7 +40,7 @@ def result() -> BenchResult:
         relative_error={},
     )
     return BenchResult(
-        problem=PROBLEM, environment=ENVIRONMENT, limit=limit(PROBLEM, "sm_90a", ENVIRONMENT, 4.3e12),
+        problem=PROBLEM, environment=ENVIRONMENT, limit=limit(PROBLEM, "sm_90a", 132, 1.5e9, 4.3e12),
         subjects={"raw": ours, "cublaslt": library},
     )  # fmt: skip
 
@@ -53,13 +53,13 @@ def test_ratios_are_medians_of_pairs_not_ratios_of_medians() -> None:
 
 
 def test_the_limit_is_the_tensor_peak_at_the_clock_seen_or_the_bandwidth() -> None:
-    big = limit(PROBLEM, "sm_90a", ENVIRONMENT, 4.3e12)
+    big = limit(PROBLEM, "sm_90a", 132, 1.5e9, 4.3e12)
     assert big.bound == "tensor cores"
     assert big.time_s == pytest.approx(2 * 4096**3 / (132 * 4096 * 1.5e9))
-    small = limit(Problem(m=8, n=6144, k=4096), "sm_90a", ENVIRONMENT, 4.3e12)
+    small = limit(Problem(m=8, n=6144, k=4096), "sm_90a", 132, 1.5e9, 4.3e12)
     assert small.bound == "memory"
     assert small.time_s == pytest.approx(2 * (8 * 4096 + 6144 * 4096 + 8 * 6144) / 4.3e12)
-    assert limit(PROBLEM, "sm_90a", replace(ENVIRONMENT, sm_clock_hz=None), 4.3e12).flops_per_s is None
+    assert limit(PROBLEM, "sm_90a", 132, None, 4.3e12).flops_per_s is None
 
 
 def test_the_fraction_of_the_limit_compares_with_cold_time() -> None:

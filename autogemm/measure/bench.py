@@ -34,7 +34,7 @@ class Limit:
 
     Attributes:
         bandwidth_bytes_per_s: read bandwidth measured in the same run.
-        flops_per_s: tensor peak at ``clock_hz``, the highest SM clock seen.
+        flops_per_s: tensor peak at ``clock_hz``, the median SM clock seen meanwhile.
         time_s: the larger of bytes over bandwidth and FLOPs over peak; each operand counted once.
         bound: which of the two it is.
     """
@@ -164,6 +164,8 @@ def bench(
         cold = [session.round(names, cold=True) for _ in range(cold_rounds)]
         energy = {n: session.energy_j(n, energy_seconds) if energy_seconds > 0 else None for n in (BASELINE, *names)}
         environment = session.environment()
+        clocks = session.recorder.clocks_hz
+        clock_hz = statistics.median(clocks) if clocks else None
     finally:
         session.close()
     subjects = {
@@ -175,18 +177,19 @@ def bench(
     }  # fmt: skip
     return BenchResult(
         problem=problem, environment=environment, subjects=subjects, baseline_energy_j=energy[BASELINE], algorithms=tried,
-        limit=limit(problem, arch_name, environment, bandwidth_bytes_per_s),
+        limit=limit(problem, arch_name, environment.sm_count, clock_hz, bandwidth_bytes_per_s),
     )  # fmt: skip
 
 
-def limit(problem: Problem, arch_name: ArchName, environment: Environment, bandwidth_bytes_per_s: float) -> Limit:
-    """Return the Limit of ``problem`` at the highest clock that ``environment`` saw; without one, memory alone bounds it."""
-    clock = environment.sm_clock_hz[1] if environment.sm_clock_hz is not None else None
-    peak = None if clock is None else environment.sm_count * ARCHS[arch_name].tensor_flops_per_clock * clock
+def limit(
+    problem: Problem, arch_name: ArchName, sm_count: int, clock_hz: float | None, bandwidth_bytes_per_s: float
+) -> Limit:  # fmt: skip
+    """Return the Limit of ``problem`` on ``sm_count`` SMs at ``clock_hz``; without a clock, memory alone bounds it."""
+    peak = None if clock_hz is None else sm_count * ARCHS[arch_name].tensor_flops_per_clock * clock_hz
     memory_s = problem.bytes_moved / bandwidth_bytes_per_s
     math_s = problem.flops / peak if peak is not None else 0.0
     return Limit(
-        bandwidth_bytes_per_s=bandwidth_bytes_per_s, flops_per_s=peak, clock_hz=clock, time_s=max(memory_s, math_s),
+        bandwidth_bytes_per_s=bandwidth_bytes_per_s, flops_per_s=peak, clock_hz=clock_hz, time_s=max(memory_s, math_s),
         bound="memory" if memory_s >= math_s else "tensor cores",
     )  # fmt: skip
 

@@ -20,6 +20,11 @@ WARM_SAMPLE_S: Final = 400e-6
 MAX_CALLS: Final = 200
 # One baseline sample per so many kernels of a round, so that a falling clock does not part it from them.
 BASELINE_EVERY: Final = 8
+# A round begins with untimed work for so long, and holds at least so many samples in several passes where names are few: the
+# clock moves in the idle gap between rounds, by 4 % on an H200. Neither is worth it where one sample alone takes longer.
+LEAD_IN_S: Final = 1e-3
+SAMPLES_PER_ROUND: Final = 8
+LONG_SAMPLE_S: Final = 5e-3
 # Cold calls touch at least this many times the L2 cache before an operand set comes round again.
 COLD_L2_SIZES: Final = 2.0
 MAX_SETS: Final = 128
@@ -71,6 +76,7 @@ class CudaTimer:
         self._sets: list[OperandSet] | None = None
         self._flush: torch.Tensor | None = None
         self.calls = 1
+        self._sample_long_s = sample_s
         self.calls = self._calibrated()
         self._graphs[BASELINE].warm = None
 
@@ -90,6 +96,8 @@ class CudaTimer:
     def round(self, names: Sequence[str], *, cold: bool = False, during: Callable[[], None] | None = None) -> dict[str, float]:
         """Return one sample of each of ``names`` and of the baseline, in seconds per call, taken in random order.
 
+        Where names are few, a sample is the mean over several passes.
+
         Args:
             during: called while the GPU is still at work, to read clocks and power.
 
@@ -100,12 +108,14 @@ class CudaTimer:
         for name in wanted:
             if name not in self._graphs:
                 raise InputError(f"no kernel {name!r} is registered with this timer")
-        self._random.shuffle(wanted)
-        order = self._with_baseline(wanted)
+        order = [name for _ in range(self._passes(len(wanted) + 1)) for name in self._pass(wanted)]
         for name in set(order):  # capture before anything is timed
             self._graph(name, cold)
         taken: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in order}
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            if self._sample_long_s <= LONG_SAMPLE_S:
+                for _ in range(math.ceil(LEAD_IN_S / self._sample_long_s)):
+                    self._graph(BASELINE, cold).replay()
             for name in order:
                 taken[name].append(self._sample(name, cold))
             if during is not None:
@@ -121,7 +131,11 @@ class CudaTimer:
         """Replay the warm graph of ``name`` for about ``seconds``, wait for it, and return how many calls it made."""
         graph = self._graph(name, cold=False)
         estimate = max(self._time(graph), 1e-7)
-        repeats = max(1, math.ceil(seconds / estimate))
+        return self.replay_times(name, max(1, math.ceil(seconds / estimate)))
+
+    def replay_times(self, name: str, repeats: int) -> int:
+        """Replay the warm graph of ``name`` ``repeats`` times, wait for it, and return how many calls it made."""
+        graph = self._graph(name, cold=False)
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             for i in range(repeats):
                 graph.replay()
@@ -130,8 +144,12 @@ class CudaTimer:
             self._stream.synchronize()
         return repeats * self.calls
 
-    def _with_baseline(self, names: list[str]) -> list[str]:
-        order = list(names)
+    def _passes(self, names: int) -> int:
+        return 1 if self._sample_long_s > LONG_SAMPLE_S else max(1, round(SAMPLES_PER_ROUND / names))
+
+    def _pass(self, names: list[str]) -> list[str]:
+        """Return ``names`` in random order, with the baseline among them, and again after every BASELINE_EVERY of them."""
+        order = self._random.sample(names, len(names))
         count = max(1, round(len(names) / BASELINE_EVERY))
         for i in range(count):
             # One in each of ``count`` equal stretches, at a random place.
@@ -186,7 +204,9 @@ class CudaTimer:
             graph = self._graph(BASELINE, cold=False)
             elapsed = min(self._time(graph) for _ in range(3))
             if elapsed >= self._sample_s / 2 or calls >= MAX_CALLS:
-                return max(1, min(MAX_CALLS, math.ceil(calls * self._sample_s / elapsed)))
+                found = max(1, min(MAX_CALLS, math.ceil(calls * self._sample_s / elapsed)))
+                self._sample_long_s = elapsed / calls * found
+                return found
             calls = min(MAX_CALLS, max(calls * 2, int(calls * self._sample_s / elapsed)))
 
     def _time(self, graph: torch.cuda.CUDAGraph) -> float:

@@ -25,10 +25,19 @@ from .environment import Recorder
 from .faults import TrialFault
 from .timer import BASELINE, CUBLASLT
 
-# Without this much work before the first round, its samples would show a clock on its way up from idle.
+# Work before the first round, so that its samples don't show a clock and a voltage on their way up from idle: much after the
+# GPU rested, a little where another session has just ended.
 SETTLE_S: Final = 0.03
+SETTLE_RESTED_S: Final = 0.4
+RESTED_S: Final = 1.0
+# How finely the steps of the energy counter are found.
+STEP_S: Final = 0.005
 # Rounds in which cuBLASLt's algorithms are compared.
 SEARCH_ROUNDS: Final = 5
+
+
+# When a round last ended in this process, by device.
+_last_busy: dict[int, float] = {}
 
 
 def torch_matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
@@ -144,10 +153,13 @@ class DeviceSession:
 
     def round(self, names: Sequence[str], *, cold: bool = False) -> dict[str, float]:
         """Return one sample per name and of the baseline; see CudaTimer.round. Clocks and power are read meanwhile."""
-        if not self._settled:
-            self.timer.replay(BASELINE, SETTLE_S)
+        rested = time.monotonic() - _last_busy.get(self.device, -math.inf) > RESTED_S
+        if rested or not self._settled:
+            self.timer.replay(BASELINE, SETTLE_RESTED_S if rested else SETTLE_S)
             self._settled = True
-        return self.timer.round(names, cold=cold, during=self.recorder.sample)
+        times = self.timer.round(names, cold=cold, during=self.recorder.sample)
+        _last_busy[self.device] = time.monotonic()
+        return times
 
     def careful_round(self, names: Sequence[str], started: Callable[[str], None], *, cold: bool = False) -> dict[str, float]:
         """Like ``round``, but one kernel after the other with a synchronization after each, announced through ``started``."""
@@ -158,16 +170,33 @@ class DeviceSession:
             taken[name] = sample[name]
         return taken
 
-    def energy_j(self, name: str, seconds: float = 1.0) -> float | None:
-        """Return joules per call, idle power included, from replaying ``name`` for ``seconds``; None without NVML."""
+    def energy_j(self, name: str, seconds: float = 2.0) -> float | None:
+        """Return joules per call, idle power included, from replaying ``name`` for ``seconds``; None without NVML.
+
+        The counter moves in steps of 20 to 100 ms (NVML, nvmlDeviceGetTotalEnergyConsumption), so the interval runs from one
+        step to another, found to within STEP_S.
+        """
         nvml = self.recorder.nvml
-        if nvml is None:
+        if nvml is None or nvml.energy_j() is None:
             return None
-        # NVML updates the counter every 20 to 100 ms (nvmlDeviceGetTotalEnergyConsumption): 10 % of a second at most.
-        before = nvml.energy_j()
-        calls = self.timer.replay(name, seconds)
-        after = nvml.energy_j()
-        return None if before is None or after is None or after <= before else (after - before) / calls
+        repeats = max(1, math.ceil(STEP_S * self.timer.replay(name, SETTLE_S) / SETTLE_S / self.timer.calls))
+
+        def until_it_moves() -> tuple[float, int]:
+            before, calls, until = nvml.energy_j(), 0, time.monotonic() + 2.0
+            while True:
+                calls += self.timer.replay_times(name, repeats)
+                now = nvml.energy_j()
+                assert now is not None
+                if now != before or time.monotonic() > until:
+                    return now, calls
+
+        start, _ = until_it_moves()
+        until = time.monotonic() + seconds
+        end, calls = start, 0
+        while time.monotonic() < until:
+            end, more = until_it_moves()
+            calls += more
+        return (end - start) / calls if calls and end > start else None
 
     def environment(self) -> Environment:
         """Return the Environment with what was seen since the session began."""
