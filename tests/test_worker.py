@@ -119,6 +119,13 @@ def test_turning_to_another_problem_keeps_the_worker_and_forgets_the_candidates(
         bench.round(["a"])
 
 
+def test_the_next_problem_begins_in_a_new_worker_if_the_last_candidate_killed_its_own(bench: DeviceBench) -> None:
+    assert admit(bench, "bad", "abort") is Outcome.ABORT
+    bench.open(Problem(m=256, n=256, k=64))
+    assert not bench.failures and bench.restarts == 1
+    assert admit(bench, "bad", "ok:2e-5") is Outcome.OK and bench.round(["bad"])["bad"] == 2e-5
+
+
 def test_cold_rounds_are_told_from_warm_ones(bench: DeviceBench) -> None:
     admit(bench, "a", "ok:2e-5")
     assert bench.timer(cold=True).round(["a"])["a"] == pytest.approx(6e-5)

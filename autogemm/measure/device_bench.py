@@ -217,8 +217,9 @@ class DeviceBench:
         self._seed = int(found["seed"])
 
     def _call(self, method: str, *arguments: object, timeout_s: float, doing: Callable[[str], None] | None = None) -> Any:
-        if not self._live():
-            self._restart()
+        if not self._live():  # the problem is opened again, with the same operands
+            self._ask_open()
+            self._await_speed()
         assert self._worker is not None
         try:
             return self._worker.call(method, *arguments, timeout_s=timeout_s, doing=doing)
@@ -231,22 +232,19 @@ class DeviceBench:
         return self._worker is not None and self._worker.alive
 
     def _started(self) -> Worker:
-        if not self._live():
+        """Return the worker; in place of one that died, a new one, on a GPU that the old one has left."""
+        if self._worker is not None and not self._live():
+            self._drop_worker()
+            self.restarts += 1
+            self._await_memory()
+        if self._worker is None:
             self._present.clear()
             spare, self._spare = self._spare, None
             self._worker = spare if spare is not None and spare.alive else Worker(self._service)
-        assert self._worker is not None
+            if self.restarts:
+                # Where one candidate was bad, others may be. The next worker imports its modules meanwhile, off the GPU.
+                self._spare = Worker(self._service)
         return self._worker
-
-    def _restart(self) -> None:
-        """Put a new worker on an idle GPU and open the problem in it, with the same operands."""
-        self._drop_worker()
-        self.restarts += 1
-        self._await_memory()
-        self._ask_open()
-        # Where one candidate was bad, others may be. The next worker imports its modules meanwhile and does not touch the GPU.
-        self._spare = Worker(self._service)
-        self._await_speed()
 
     def _drop_worker(self) -> None:
         if self._worker is not None:

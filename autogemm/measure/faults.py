@@ -7,7 +7,7 @@ import signal
 from dataclasses import dataclass
 from typing import Final
 
-from ..errors import LaunchError
+from ..errors import AutogemmError, LaunchError
 from ..results import Outcome
 
 
@@ -26,7 +26,7 @@ class Fault:
     sticky: bool
 
 
-class TrialFault(Exception):
+class TrialFault(AutogemmError):
     """Carries a Fault out of a trial."""
 
     def __init__(self, fault: Fault) -> None:
