@@ -13,7 +13,6 @@ from rich.table import Table
 from rich.text import Text
 
 from ..binary import Binary
-from ..config import Config
 from ..decision import Decision
 from ..doctor import Item
 from ..problem import Problem
@@ -152,18 +151,18 @@ def prediction(problem: Problem, config_id: str, result: Prediction) -> None:
         "yellow",
     )
     for name, seconds in result.parts_s.items():
-        line(f"  {name:<24} {duration(seconds):>10}")
+        line(f"  {name:<40} {duration(seconds):>10}")
     for name, share in result.utilization.items():
-        line(f"  {name:<24} {share:>9.0%} busy")
+        line(f"  {name:<40} {share:>10.0%}")
 
 
-def prediction_table(problem: Problem, ranked: Sequence[tuple[Config, Prediction]]) -> None:
-    """Print several modelled times for one shape, best first."""
-    first = ranked[0][1]
+def prediction_table(problem: Problem, results: Sequence[tuple[str, Prediction]]) -> None:
+    """Print several modelled times for one shape."""
+    first, fastest = results[0][1], min(result.time_s for _, result in results)
     line(f"{problem.shape} {problem.dtype} {first.gpu}, PREDICTED by {first.model}", "yellow")
     lines = [
-        [config.id, duration(result.time_s), tflops(problem, result.time_s), f"{result.time_s / first.time_s - 1:.1%}"]
-        for config, result in ranked
+        [name, duration(result.time_s), tflops(problem, result.time_s), f"{result.time_s / fastest - 1:.1%}"]
+        for name, result in results
     ]
     table(("config", "time", "TFLOP/s", "over best"), lines, right=("time", "TFLOP/s", "over best"))
 
