@@ -158,14 +158,16 @@ class Database:
             DatabaseError: the file can't be understood, or its folder can't be written.
         """
         path = self.path(key)
-        with self._locked(path):
-            self._parse(path)
-            probe = path.parent / f".{path.name}.probe-{os.getpid()}"
-            try:
-                probe.write_bytes(b"")
-                probe.unlink()
-            except OSError as error:
-                raise _unwritable(path.parent, error) from error
+        self._parse(path)
+        folder = path.parent
+        while not folder.exists() and folder != folder.parent:
+            folder = folder.parent  # the first that is there; missing ones are made by the first put, not by a question
+        probe = folder / f".{path.name}.probe-{os.getpid()}"
+        try:
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            raise _unwritable(folder, error) from error
 
     @contextmanager
     def _locked(self, path: Path) -> Iterator[None]:
@@ -201,7 +203,7 @@ class Database:
     def _parse(path: Path) -> dict[Key, Row]:
         try:
             content = path.read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return {}
         except OSError as error:
             raise DatabaseError(f"can't read {path}: {error.strerror}; check its permissions") from error

@@ -44,6 +44,7 @@ class Search:
     finalists: int = 8
     batch: int = BATCH
     _varied: bool = field(default=False, init=False)
+    _trials: list[Trial] = field(default_factory=list, init=False)
 
     def run(self) -> Choice:
         """Return the winner with its evidence.
@@ -54,7 +55,7 @@ class Search:
         done = {trial.config for trial in self.store.finished()}
         self.supply.prepare([config for config in self.order if config not in done])
         while True:
-            trials = self.store.finished()
+            trials = self._trials = self.store.finished()
             reason = self.meter.spent(trials)
             if reason is not None:
                 self.progress(Note(text=f"the search ends: {reason}"))
@@ -101,10 +102,10 @@ class Search:
             return
         if trial.outcome not in (Outcome.OK, Outcome.REJECTED):
             self.progress(Rejected(config=trial.config, stage="device", reason=f"{trial.outcome.value}: {trial.reason}"))
-        trials = self.store.finished()
-        usable = [t for t in trials if t.value is not None]
+        self._trials.append(trial)
+        usable = [t for t in self._trials if t.value is not None]
         best = min(usable, key=_value) if usable else None
-        self.progress(Tried(trial=trial, done=len(trials), planned=planned, best=best, left_s=self.meter.left_s))
+        self.progress(Tried(trial=trial, done=len(self._trials), planned=planned, best=best, left_s=self.meter.left_s))
 
     def _vary(self, trials: Sequence[Trial]) -> bool:
         """Queue the launch-time variants of the best Binaries, once; return whether there is anything new."""

@@ -1,0 +1,245 @@
+"""Tuning as a whole, on recorded H200 times: what it chooses, what it repeats, what it writes and what it refuses."""
+
+from __future__ import annotations
+
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import landscape
+import pytest
+from search_fakes import H200, PROBLEM, FakeBench, fake_binary, space_of, write_candidates
+
+from autogemm.config import Config
+from autogemm.database import Database
+from autogemm.errors import DatabaseError, IllegalConfig, InputError, NothingFound
+from autogemm.problem import Problem
+from autogemm.results import Outcome
+from autogemm.search.progress import Budget, Done, Event, Note, Planned, Rejected, Tried
+from autogemm.search.storage import read_trials
+from autogemm.search.tune import Options, Tuner
+
+CONFIGS, SHAPES = landscape.load()
+BASELINE_S = 1e-4
+
+
+@pytest.fixture(scope="session")
+def candidates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The landscape's Configs as a folder of compiled, checked kernels."""
+    return write_candidates(tmp_path_factory.mktemp("candidates"), CONFIGS)
+
+
+class Run:
+    """One tuning with a scripted bench, and everything it reported."""
+
+    def __init__(
+        self, folder: Path, candidates: Path, times: dict[Config, float], *, problem: Problem = PROBLEM,
+        budget: Budget | None = None, fresh: bool = False, configs: Sequence[Config] = CONFIGS, seed: int = 0, **bench: Any,
+    ) -> None:  # fmt: skip
+        self.events: list[Event] = []
+        self.bench = FakeBench(times, bench.pop("baseline_s", BASELINE_S), seed=seed, **bench)
+        self.database = Database(folder)
+        options = Options(space=space_of(configs), candidates=candidates, fresh=fresh)
+        with Tuner(H200, evaluator="device", db=self.database, options=options, bench=lambda problem: self.bench) as tuner:
+            self.row = tuner.tune(problem, budget, self.events.append)
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@pytest.fixture(autouse=True)
+def own_studies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOGEMM_CACHE", str(tmp_path / "cache"))
+
+
+def times_of(index: int) -> tuple[Problem, dict[Config, float]]:
+    problem, seconds = SHAPES[index]
+    return problem, dict(zip(CONFIGS, seconds, strict=True))
+
+
+def test_a_measured_row_holds_the_winner_its_samples_and_how_it_won(tmp_path: Path, candidates: Path) -> None:
+    problem, times = times_of(2)
+    best = min(times.values())
+    run = Run(tmp_path / "db", candidates, times, problem=problem, baseline_s=1.05 * best)
+    row = run.database.lookup(run.row.key)
+    assert row == run.row and row.status == "measured" and row.choice == "autogemm"
+    assert times[row.config] <= 1.01 * best
+    assert row.ratio() == pytest.approx(1.05 * best / times[row.config], rel=0.01)
+    assert row.race is not None and row.config.id in row.race.tied and row.race.entered == len(CONFIGS)
+    assert row.race.finalists[0].config == row.config and row.race.finalists[0].kernel_s == row.evidence.warm.kernel_s
+    assert row.check is not None and row.check.passed
+    assert (row.provenance.generator, row.provenance.compiler, row.provenance.driver) == ("gen-1", "fake 1", "580.1")
+    assert run.of(Planned)[0].candidates == len(CONFIGS) and isinstance(run.events[-1], Done)
+    assert run.bench.closed
+
+
+def test_a_kernel_slower_than_cublas_becomes_a_row_that_chooses_cublas(tmp_path: Path, candidates: Path) -> None:
+    problem, times = times_of(0)
+    run = Run(tmp_path / "db", candidates, times, problem=problem, baseline_s=0.9 * min(times.values()))
+    assert run.row.choice == "cublas" and run.row.ratio() == pytest.approx(0.9, abs=0.01)
+
+
+def test_ten_seeds_choose_configs_within_one_percent(tmp_path: Path, candidates: Path) -> None:
+    problem, times = times_of(2)
+    chosen = []
+    for seed in range(10):
+        run = Run(tmp_path / f"db{seed}", candidates, times, problem=problem, seed=seed, fresh=True, baseline_s=2e-4)
+        chosen.append(times[run.row.config])
+    assert max(chosen) <= 1.01 * min(chosen)
+    assert max(chosen) <= 1.02 * min(times.values())
+
+
+def test_over_the_recorded_shapes_the_choice_is_within_two_percent_at_a_fraction_of_the_work(
+    tmp_path: Path, candidates: Path
+) -> None:
+    regrets, shares = [], []
+    for index, (problem, seconds) in enumerate(SHAPES):
+        _, times = times_of(index)
+        run = Run(tmp_path / "db", candidates, times, problem=problem, baseline_s=statistics.median(seconds), seed=index)
+        regrets.append(times[run.row.config] / min(seconds) - 1)
+        # Exhaustive: every Config gets the rounds of a full final.
+        shares.append(run.bench.samples / (len(CONFIGS) * 40))
+    assert sum(regret <= 0.02 for regret in regrets) >= 0.95 * len(regrets)
+    assert statistics.mean(shares) <= 0.15
+
+
+def test_bad_candidates_cost_one_trial_each_and_never_win(tmp_path: Path, candidates: Path) -> None:
+    problem, times = times_of(2)
+    order = sorted(CONFIGS, key=lambda config: times[config])
+    outcomes = (Outcome.INCORRECT, Outcome.TIMEOUT, Outcome.ILLEGAL_ACCESS, Outcome.ABORT)
+    bad = dict(zip(order, outcomes, strict=False))
+    run = Run(tmp_path / "db", candidates, times, problem=problem, bad=bad)
+    assert run.row.config == order[4] or times[run.row.config] <= 1.01 * times[order[4]]
+    assert [e.stage for e in run.of(Rejected)] == ["device"] * 4
+    assert len(run.bench.admitted) == len(CONFIGS)
+
+
+def test_a_candidate_that_failed_the_cpu_check_is_never_run(tmp_path: Path) -> None:
+    problem, times = times_of(2)
+    some = sorted(CONFIGS, key=lambda config: times[config])[:6]
+    for i, config in enumerate(some):
+        fake_binary(config, passed=i != 0).write(tmp_path / "candidates")
+    run = Run(tmp_path / "db", tmp_path / "candidates", times, problem=problem, configs=some)
+    assert some[0].id not in run.bench.admitted and run.row.config != some[0]
+    assert [e.reason for e in run.of(Rejected)] == ["two roles write one tile"]
+
+
+def test_launch_time_variants_of_the_best_are_tried_without_new_kernels(tmp_path: Path, candidates: Path) -> None:
+    problem, times = times_of(2)
+    best = min(CONFIGS, key=lambda config: times[config])
+    variants = [best.with_knob("l2_group_size", group) for group in (2, 4, 16)]
+    times[variants[1]] = 0.95 * times[best]
+    times.update(dict.fromkeys((variants[0], variants[2]), times[best]))
+    run = Run(tmp_path / "db", candidates, times, problem=problem, configs=[*CONFIGS, *variants])
+    assert run.row.config == variants[1]
+
+
+def test_a_valid_row_is_not_tuned_again_and_a_stale_one_is(tmp_path: Path, candidates: Path) -> None:
+    problem, times = times_of(2)
+    first = Run(tmp_path / "db", candidates, times, problem=problem)
+    again = Run(tmp_path / "db", candidates, times, problem=problem)
+    assert again.bench.admitted == [] and again.of(Done)[0].reused and again.row == first.row
+    other_driver = Run.__new__(Run)
+    other_driver.events, other_driver.bench = [], FakeBench(times, BASELINE_S)
+    device = type(H200)(arch="sm_90a", gpu="nvidia-h200", sm_count=132, driver="999.9")
+    options = Options(space=space_of(CONFIGS), candidates=candidates)
+    with Tuner(device, evaluator="device", db=first.database, options=options, bench=lambda p: other_driver.bench) as tuner:
+        tuner.tune(problem, None, other_driver.events.append)
+    assert "driver was 580.1, is 999.9" in other_driver.of(Note)[0].text
+    assert len(other_driver.bench.admitted) == len(CONFIGS)
+
+
+def test_a_new_knob_value_times_only_what_is_new(tmp_path: Path, candidates: Path) -> None:
+    problem, times = times_of(2)
+    some = write_candidates(tmp_path / "some", CONFIGS[:40])
+    Run(tmp_path / "db", some, times, problem=problem, configs=CONFIGS[:40])
+    more = Run(tmp_path / "db", candidates, times, problem=problem)
+    assert more.of(Planned)[0].finished == 40
+    assert {e.trial.config for e in more.of(Tried)} == set(CONFIGS[40:])
+
+
+@pytest.mark.parametrize(
+    ("budget", "most"),
+    [
+        (Budget(trials=10), 10),
+        (Budget(target=0.5), 16),
+        (Budget(until_stable=True), len(CONFIGS) - 1),
+        (Budget(seconds=1e-6), 0),
+    ],
+    ids=["trials", "target", "stable", "seconds"],
+)
+def test_a_budget_ends_the_search(tmp_path: Path, candidates: Path, budget: Budget, most: int) -> None:
+    problem, times = times_of(2)
+    if most == 0:
+        with pytest.raises(NothingFound, match="allow more seconds"):
+            Run(tmp_path / "db", candidates, times, problem=problem, budget=budget)
+        return
+    run = Run(tmp_path / "db", candidates, times, problem=problem, budget=budget)
+    assert 0 < len(run.of(Tried)) <= most
+    assert any("the search ends" in note.text for note in run.of(Note)) or budget.trials is not None
+
+
+_TUNER = """
+import os, signal, sys
+sys.path.insert(0, {tests!r})
+import test_tune
+from pathlib import Path
+problem, times = test_tune.times_of(2)
+def log(event):
+    if isinstance(event, test_tune.Tried):
+        print(event.trial.config.id, flush=True)
+run = test_tune.Run.__new__(test_tune.Run)
+bench = test_tune.FakeBench(times, 1e-4, pause_s=0.003)
+options = test_tune.Options(space=test_tune.space_of(test_tune.CONFIGS), candidates=Path({candidates!r}))
+with test_tune.Tuner(test_tune.H200, evaluator="device", db=test_tune.Database(Path({db!r})), options=options,
+                     bench=lambda p: bench) as tuner:
+    print("begin", flush=True)
+    tuner.tune(problem, None, log)
+"""
+
+
+@pytest.mark.slow
+def test_a_tuner_killed_at_random_repeats_nothing_and_tears_nothing(tmp_path: Path, candidates: Path) -> None:
+    source, told, kills = random.Random(3), [], 0
+    code = _TUNER.format(tests=str(Path(__file__).parent), candidates=str(candidates), db=str(tmp_path / "db"))
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        assert process.stdout is not None and process.stdout.readline() == "begin\n"
+        if kills < 8:
+            time.sleep(source.random() * 0.4)
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        told += process.stdout.read().split()
+        if process.wait() == 0:
+            break
+        Database(tmp_path / "db").rows()  # parses at every moment
+    assert process.returncode == 0 and kills >= 1
+    assert len(told) == len(set(told)), "a finished trial was repeated"
+    ((_, trials),) = read_trials(tmp_path / "cache" / "studies")
+    assert sorted(t.config.id for t in trials) == sorted(c.id for c in CONFIGS)
+    assert Database(tmp_path / "db").rows()[0].status == "measured"
+
+
+def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path, candidates: Path) -> None:
+    _, times = times_of(2)
+    with pytest.raises(IllegalConfig, match="pad K to 4104"):
+        Run(tmp_path / "db", candidates, times, problem=Problem(m=4096, n=4096, k=4097))
+    with pytest.raises(InputError, match="no compiled kernels"):
+        Run(tmp_path / "db", tmp_path / "nothing", times)
+    with pytest.raises(InputError, match="--trials must be positive"):
+        Budget(trials=0)
+    assert not (tmp_path / "db").exists()
+    (tmp_path / "db" / "nvidia-h200").mkdir(parents=True)
+    torn = tmp_path / "db" / "nvidia-h200" / "float16.json"
+    torn.write_text('{"schema": 1, "rows": [')
+    with pytest.raises(DatabaseError, match="damaged"):
+        Run(tmp_path / "db", candidates, times)
+    assert torn.read_text() == '{"schema": 1, "rows": ['
+    assert not (tmp_path / "cache" / "studies").exists()
