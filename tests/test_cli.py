@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from autogemm.binary import Binary
 from autogemm.cli.main import app
+from autogemm.config import named_config
 from autogemm.database import Database
 from autogemm.problem import Problem
 from autogemm.record import Key, Provenance, Row
@@ -276,3 +278,48 @@ def test_help_of_every_command_works() -> None:
 def test_the_module_runs_and_tells_its_version() -> None:
     done = subprocess.run([sys.executable, "-m", "autogemm", "--version"], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("autogemm ")
+
+
+@pytest.mark.slow
+def test_tune_without_a_gpu_writes_a_predicted_row_and_compiles_nothing_twice(
+    tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AUTOGEMM_CACHE", str(kernel_cache))
+    arguments = ("--arch", "sm_100a", "--predict", "--config", "v9", "--json")
+    first = run("tune", "--shape", "4096x4096x4096", *arguments)
+    assert first.exit_code == 0, first.stderr
+    assert "predicting for B200 (sm_100a) by model; not measured" in first.stderr
+    tuned = json.loads(first.stdout)["rows"][0]
+    assert tuned["status"] == "predicted" and tuned["check"]["findings"] == [] and "measurement" not in tuned
+    assert [r.config.id for r in Database(tmp_path / "db").rows()] == [named_config("v9", "sm_100a").id]
+    second = json.loads(run("tune", "--shape", "300x520x264", *arguments).stdout)
+    assert second["rows"][0]["run"]["compiled"] == 0
+    again = json.loads(run("tune", "--shape", "4096x4096x4096", *arguments).stdout)
+    assert again["rows"][0]["run"]["compiled"] == 0
+    assert len(Database(tmp_path / "db").rows()) == 2
+    text = run("tune", "--shape", "4096x4096x4096", *arguments[:-1]).stdout
+    assert "PREDICTED by closed-form-1 (not measured)" in text and "cuBLAS" not in text
+
+
+@pytest.mark.slow
+def test_compile_and_check_a_named_config(tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AUTOGEMM_CACHE", str(kernel_cache))
+    described = json.loads(run("compile", "--config", "v9", "--out", str(tmp_path / "out"), "--json").stdout)
+    assert described["spill_bytes"] == 0 and Binary.read(Path(described["file"])).config == named_config("v9", "sm_100a")
+    assert "gemm_kernel" in run("compile", "--config", "v9", "--emit", "cuda").stdout
+    assert "tcgen05.mma" in run("compile", "--config", "v9", "--emit", "ptx").stdout
+    assert "T.prim_func" in run("compile", "--config", "v9", "--emit", "tir").stdout
+    cubin = json.loads(run("compile", "--config", "v9", "--emit", "cubin", "--out", str(tmp_path / "out"), "--json").stdout)
+    assert Path(cubin["file"]).read_bytes()[:4] == b"\x7fELF"
+    verdict = json.loads(run("check", "--config", "v9", "--seeds", "1", "--json").stdout)[0]
+    assert verdict["passed"] and verdict["wrong_elements"] == 0
+
+
+@pytest.mark.slow
+def test_timelines_are_written_where_they_are_asked_for(tmp_path: Path) -> None:
+    names = ("--trace", str(tmp_path / "t.json"), "--timeline", str(tmp_path / "t.html"))
+    result = run("predict", "--shape", "512x512x256", "--config", "v7", "--config", "v9", *names, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert len(json.loads(result.stdout)) == 2
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    assert "simulated, not measured" in (tmp_path / "t.html").read_text()
