@@ -129,6 +129,14 @@ class CudaDriver:
         if not torch.cuda.is_available():
             raise MissingDependency("no CUDA device is available to torch; launching and timing need one")
         torch.cuda.init()  # type: ignore[no-untyped-call]
+        self._bind(torch, cuda)
+        # Both are plain C functions of about 0.1 us; their public wrappers cost 5 us (torch.cuda.current_stream).
+        self.current_device: Callable[[], int] = torch._C._cuda_getDevice
+        self.current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
+        self._check(cuda.cuInit(0), "cuInit")
+
+    def _bind(self, torch: Any, cuda: Any) -> None:
+        """Take ``torch`` and ``cuda.bindings.driver`` into use."""
         self._torch = torch
         self._cuda = cuda
         self._success = cuda.CUresult.CUDA_SUCCESS
@@ -147,10 +155,6 @@ class CudaDriver:
             0: promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE, 64: promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_64B,
             128: promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B, 256: promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         }  # fmt: skip
-        # Both are plain C functions of about 0.1 us; their public wrappers cost 5 us (torch.cuda.current_stream).
-        self.current_device: Callable[[], int] = torch._C._cuda_getDevice
-        self.current_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream
-        self._check(cuda.cuInit(0), "cuInit")
 
     def device_name(self, device: int) -> str:
         return str(self._torch.cuda.get_device_name(device))
