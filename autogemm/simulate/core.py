@@ -62,21 +62,22 @@ class Mbarrier:
     """One mbarrier: phase, pending arrivals, tx-count, and the clocks that its phases hand over."""
 
     __slots__ = (
-        "arrived", "clock", "count", "entries", "init", "live", "offset", "pending", "phase", "previous", "published", "rank",
+        "arrived", "cleared", "clock", "count", "entries", "init", "live", "offset", "pending", "phase", "previous", "published", "rank",
         "tx", "waiters",
     )  # fmt: skip
 
     def __init__(self, rank: int, offset: int, agents: int) -> None:
         self.rank, self.offset = rank, offset
         self.live = False
+        self.cleared: set[int] = set()  # agents whose use was found to be ordered after mbarrier.init (+1000: async uses)
         self.count = self.pending = self.tx = self.phase = 0
-        self.clock: Clock = np.zeros(agents, np.int64)  # of this phase's arrivals so far
-        self.published: Clock = np.zeros(agents, np.int64)
+        self.clock: Clock = np.zeros(agents, np.int32)  # of this phase's arrivals so far
+        self.published: Clock = np.zeros(agents, np.int32)
         self.waiters: list[tuple[Warp, int]] = []
         self.arrived: list[str] = []
         self.init: tuple[int, int, int, int] = (0, 0, 0, 0)  # agent, tick; tick of its proxy fence, of its mbarrier_init fence
         self.entries: dict[int, int] = {}  # agent -> tick of this phase's arrivals
-        self.previous: dict[int, int] = {}
+        self.previous: list[tuple[int, int]] = []
 
 
 class Named:
@@ -87,7 +88,7 @@ class Named:
     def __init__(self, number: int, need: int, agents: int, previous: dict[int, int]) -> None:
         self.number, self.need = number, need
         self.arrived = 0
-        self.clock: Clock = np.zeros(agents, np.int64)
+        self.clock: Clock = np.zeros(agents, np.int32)
         self.members: list[tuple[Warp, int]] = []
         self.waiters: list[Warp] = []
         self.previous = previous
@@ -99,7 +100,7 @@ class Warp:
 
     __slots__ = (
         "activities", "after", "block", "bulk_done", "bulk_lane", "bulk_open", "bulk_tick", "bx", "clock", "cluster", "done", "gen", "group",
-        "id", "index", "lag", "load_ready", "load_tick", "loading", "mma_end", "mma_tick", "rank", "registers", "since", "wait",
+        "id", "index", "inits", "lag", "load_ready", "load_tick", "loading", "mma_end", "mma_tick", "rank", "registers", "single", "since", "wait",
         "waits", "wgmma",
     )  # fmt: skip
 
@@ -107,9 +108,9 @@ class Warp:
         self.cluster, self.rank, self.group, self.index = cluster, rank, group, index
         self.bx = cluster.index * ctas + rank
         self.id = cluster.agent(("warp", rank, group, index))
-        self.clock: Clock = np.zeros(cluster.agents_max, np.int64)
+        self.clock: Clock = np.zeros(cluster.agents_max, np.int32)
         self.clock[self.id] = 1
-        self.after: Clock = np.zeros(cluster.agents_max, np.int64)  # clock at the last tcgen05.fence::after_thread_sync
+        self.after: Clock = np.zeros(cluster.agents_max, np.int32)  # clock at the last tcgen05.fence::after_thread_sync
         self.gen: Generator[Any, None, None]
         self.block: tuple[str, Any, Any] | None = None
         self.done = False
@@ -118,6 +119,8 @@ class Warp:
         self.activities: set[str] = set()
         self.waits: dict[str, float] = {}
         self.wait = ""
+        self.inits: list[Mbarrier] = []
+        self.single: Lanes | None = None  # the mask last found to hold exactly one lane
         self.mma_tick, self.mma_end = 1, 0.0
         self.bulk_open: list[float] = []
         self.bulk_done: list[float] = []
@@ -133,7 +136,7 @@ class Cluster:
 
     def __init__(self, index: int, ctas: int) -> None:
         self.index, self.ctas = index, ctas
-        self.agents_max = 64 + 96 * ctas
+        self.agents_max = 32 + 80 * ctas
         self.agents: dict[Hashable, int] = {}
         self.ticks: dict[int, int] = {}
         self.shared: dict[int, npt.NDArray[np.uint16]] = {}
@@ -431,19 +434,20 @@ class Core:
         bar.live = True
         bar.count = bar.pending = int(count)
         bar.init = (warp.id, int(warp.clock[warp.id]), 0, 0)
+        warp.inits.append(bar)
         return self.spend(warp, 4)
 
     def fence_mbarrier_init(self, warp: Warp, mask: Lanes) -> float:
         """fence.mbarrier_init.release.cluster."""
-        for bar in warp.cluster.barriers.values():
-            if bar.live and bar.init[0] == warp.id and not bar.init[3]:
+        for bar in warp.inits:
+            if not bar.init[3]:
                 bar.init = (*bar.init[:3], int(warp.clock[warp.id]))
         return self.spend(warp, 10)
 
     def fence_proxy(self, warp: Warp, mask: Lanes) -> float:
         """fence.proxy.async."""
-        for bar in warp.cluster.barriers.values():
-            if bar.live and bar.init[0] == warp.id and not bar.init[2]:
+        for bar in warp.inits:
+            if not bar.init[2]:
                 bar.init = (*bar.init[:2], int(warp.clock[warp.id]), bar.init[3])
         if self.race:
             for rank in range(self.ctas):
@@ -454,11 +458,14 @@ class Core:
 
     def check_live(self, warp: Warp, bar: Mbarrier, what: str, asynchronous: bool) -> None:
         """Check that ``bar`` was initialized, and that the use by ``warp`` is ordered after it."""
+        if warp.id + (1000 if asynchronous else 0) in bar.cleared:
+            return
         family = barrier_family(self.program, bar.offset)
         if not bar.live:
             self.found("protocol", ("uninitialized barrier", family), lambda: f"{what} of {self.who(warp)} uses {self.label(bar)} "
                        "before any mbarrier.init")  # fmt: skip
             return
+        bar.cleared.add(warp.id + (1000 if asynchronous else 0))  # clocks only grow: one check will do
         if not self.race:
             return
         agent, tick, proxied, fenced = bar.init
@@ -510,15 +517,14 @@ class Core:
         if not bar.live:
             self.check_live(warp, bar, what, False)
         if self.race:
-            previous = bar.previous
-            if previous:
-                for other, when in previous.items():
+            if bar.previous:
+                for other, when in bar.previous:
                     if when > clock[other]:
                         self.found("race", ("phase", barrier_family(self.program, bar.offset), what), lambda:
                                    f"{what} of {self.who(warp)} on {self.label(bar)} is not ordered after the barrier's previous phase: "
                                    "in another schedule it would count there")  # fmt: skip
                         break
-            bar.entries[agent] = max(tick, bar.entries.get(agent, 0))
+            bar.entries[agent] = tick  # an agent's ticks only grow
             np.maximum(bar.clock, clock, out=bar.clock)
         bar.tx += expected - completed
         bar.pending -= count
@@ -538,7 +544,7 @@ class Core:
     def _complete(self, bar: Mbarrier) -> None:
         np.maximum(bar.published, bar.clock, out=bar.published)
         bar.clock[:] = 0
-        bar.previous, bar.entries = bar.entries, {}
+        bar.previous, bar.entries = list(bar.entries.items()), {}
         bar.phase += 1
         bar.pending = bar.count
         bar.arrived.clear()

@@ -55,7 +55,10 @@ class Machine(RegisterOps):
 
     def one_lane(self, warp: Warp, mask: Lanes, what: str) -> None:
         """Check that exactly one lane issues ``what``."""
+        if mask is warp.single:
+            return
         lanes = int(np.count_nonzero(mask))
+        warp.single = mask if lanes == 1 else None
         if lanes != 1:
             self.found("protocol", ("lanes", what), lambda: f"{self.who(warp)}: {what} issued by {lanes} lanes; one must")
 
@@ -136,7 +139,7 @@ class Machine(RegisterOps):
             agent = cluster.agent(("async", bar.rank, bar.offset))
             access = None
             if self.race:
-                access = Access(agent, INFINITE, warp, f"TMA load of {tmap.name}", self.now)
+                access = Access(agent, INFINITE, warp, "TMA load", self.now)
                 self.shadow(cluster, target, "smem").write(region, access, clock, proxy=True)
             free = max(cluster.in_free[target], time) + size / costs.sm_in_bw
             cluster.in_free[target] = free
@@ -169,7 +172,7 @@ class Machine(RegisterOps):
             self.found("protocol", ("store cta",), lambda: f"{self.who(warp)}: TMA store from shared memory of cta{rank}")
         agent = cluster.agent(("bulk", warp.id))
         if self.race:
-            access = Access(agent, warp.bulk_tick, warp, f"TMA store of {tmap.name}", self.now)
+            access = Access(agent, warp.bulk_tick, warp, "TMA store", self.now)
             self.shadow(cluster, warp.rank, "smem").read(region, access, warp.clock, proxy=True)
             self._check_output(warp, tmap, coords, warp.clock, True)
         time = self.now + warp.lag

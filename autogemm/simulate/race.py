@@ -22,7 +22,7 @@ from .layout import Offsets
 if TYPE_CHECKING:
     from .core import Warp
 
-Clock = npt.NDArray[np.int64]
+Clock = npt.NDArray[np.int32]
 INFINITE: Final = 1 << 40  # tick of an asynchronous write still in flight
 
 

@@ -271,10 +271,10 @@ class RegisterOps(Core):
         size = int(np.count_nonzero(mask)) * 4 * len(words)
         agent = cluster.agent(("async", bar.rank, bar.offset))
         access = None
-        clock = warp.clock.copy()
+        clock = self.release(warp)  # what this warp does next is not part of what the write hands over
         if self.race:
             access = Access(agent, INFINITE, warp, "st.async", self.now)
-            self.shadow(cluster, rank, "smem").write(region, access, warp.clock)
+            self.shadow(cluster, rank, "smem").write(region, access, clock)
         values = self._halves(words)[mask] if self.numerics else None
         time = self.now + warp.lag
         free = max(time, cluster.store_free[warp.rank]) + size / self.costs.shared_store_bw
@@ -295,10 +295,6 @@ class RegisterOps(Core):
         if access is not None:
             access.tick = tick
             clock[agent] = tick
-            self.touch(warp.cluster, rank, agent, tick, f"{what} of {bar_owner(warp)}")
+            self.touch(warp.cluster, rank, agent, tick, what)
         self._arrive((bar, 0, clock, warp, what, agent, tick, size, 0))
 
-
-def bar_owner(warp: Warp) -> str:
-    """Return the short name of a warp."""
-    return f"cta{warp.rank}.wg{warp.group}.w{warp.index}"
