@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from collections.abc import Callable
 from typing import Annotated, Any, Final
 
@@ -84,4 +86,12 @@ for _name, _command in _COMMANDS.items():
 
 def main() -> None:
     """Run the command line and exit with its status."""
-    app()
+    try:
+        app()
+    except SystemExit as stop:
+        if stop.code == INTERRUPTED:
+            # Leaving in the ordinary way would first finish all that background threads have queued.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
+        raise
