@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -222,13 +221,9 @@ def _database(url: str, heartbeat_s: int, grace_s: int) -> Any:
     optuna = load_optuna()
     if "://" not in url:
         raise InputError(f"storage {url!r} is not a database URL; give postgresql://USER@HOST/DATABASE")
-    address = url
     try:
         import sqlalchemy.exc
 
-        if url.startswith("postgresql://") and importlib.util.find_spec("psycopg2") is not None:
-            # SQLAlchemy 2.1 takes another driver by default than 2.0; both take this one, which autogemm[postgres] installs.
-            address = url.replace("postgresql://", "postgresql+psycopg2://", 1)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # heartbeats are an experimental argument
             return optuna.storages.RDBStorage(
