@@ -1,4 +1,4 @@
-"""From tensors to a kernel: ``matmul`` looks a plan up per problem and launches it, or hands over to torch.matmul.
+"""From tensors to a kernel: ``matmul`` looks up what was decided for the problem and launches it, or calls torch.matmul.
 
 Nothing here compiles, times or synchronizes. The first call of a kind reads rows and loads a cubin that was compiled before;
 later calls are one dict look-up, a few checks and a launch. Whatever no kernel can take, or nothing measured supports, runs
@@ -33,9 +33,13 @@ from .runtime.machine import Launch, Machine
 from .runtime.operands import ALIGNMENT_BYTES, DTYPES, describe, takes_out
 from .settings import allow_unmeasured
 
-# Kinds of call remembered, about 1 KiB each; a program that meets more of them starts afresh.
-MAX_PLANS: Final = 65_536
+# Kinds of call remembered, about 1 KiB each, and launches that are repeated at the same addresses, about 4 KiB each. A program
+# that meets more of them starts afresh.
+MAX_KINDS: Final = 65_536
+MAX_REPEATS: Final = 4096
 
+# What tensors without addresses or strides (sparse, nested) raise when asked for them, and an ``out`` that is no tensor.
+_NO_STRIDES: Final = (NotImplementedError, RuntimeError, AttributeError)
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
 _ARCH_OF: Final[dict[tuple[int, int], ArchName]] = {(9, 0): "sm_90a", (10, 0): "sm_100a"}
 
@@ -92,14 +96,22 @@ class CompilerCache:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    """What one kind of call does: launch ``kernel``, or torch.matmul where it is None."""
+class _Kind:
+    """What calls with tensors of one kind (sizes, strides, types, devices) do: launch ``kernel``, or torch.matmul if None."""
 
     kernel: Launch | None
     decision: Decision
     shape: tuple[int, int] = (0, 0)
     l2_group_size: int = 0
     sm_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Repeat:
+    """A launch that may be repeated for tensors at the same addresses: a plan per stream. Changed only under the lock."""
+
+    kernel: Launch
+    plans: dict[int, Any]
 
 
 class Dispatcher:
@@ -123,7 +135,8 @@ class Dispatcher:
         self._read_rows = read_rows
         self._bundled: dict[Any, Row] = {}
         self._table: Table | None = None
-        self._plans: dict[tuple[Any, ...], _Plan] = {}
+        self._kinds: dict[tuple[Any, ...], _Kind] = {}
+        self._repeats: dict[tuple[Any, ...], _Repeat] = {}
         self._loaded: dict[tuple[KernelKey, int], Launch] = {}
         self._lock = threading.RLock()
         self._told: set[tuple[str, str]] = set()
@@ -135,28 +148,47 @@ class Dispatcher:
         if type(a) not in _PLAIN or type(b) not in _PLAIN or _needs_torch(self.machine.device_type):
             _check_budget(sm_count)
             return torch.matmul(a, b, out=out)
-        key = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device, sm_count)
-        plan = self._plans.get(key) or self._plan(key, a, b, sm_count)
-        if plan.kernel is None:
+        tracked = (a.requires_grad or b.requires_grad) and torch.is_grad_enabled()
+        if out is not None and not tracked:
+            try:
+                known = self._repeats.get(_repeat_key(a, b, out, sm_count))
+            except _NO_STRIDES:
+                return torch.matmul(a, b, out=out)
+            if known is not None and not (out.requires_grad or a.is_neg() or b.is_neg() or out.is_neg()):
+                plan = known.plans.get(known.kernel.current_stream())
+                if plan is not None:
+                    known.kernel.run(plan)
+                    return out
+        try:
+            key = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device, sm_count)
+        except _NO_STRIDES:
             return torch.matmul(a, b, out=out)
-        if (a.requires_grad or b.requires_grad) and torch.is_grad_enabled():
+        kind = self._kinds.get(key) or self._kind(key, a, b, sm_count)
+        kernel = kind.kernel
+        if kernel is None:
+            return torch.matmul(a, b, out=out)
+        if tracked:
             if out is not None:
                 return torch.matmul(a, b, out=out)  # raises: torch has no gradient for out=
             return cast(torch.Tensor, torch.ops.autogemm.matmul.default(a, b, sm_count=sm_count))
         if (a.data_ptr() | b.data_ptr()) % ALIGNMENT_BYTES or a.is_neg() or b.is_neg():
             return torch.matmul(a, b, out=out)
         if out is None:
-            out = torch.empty(plan.shape, dtype=a.dtype, device=a.device)
-        elif not takes_out(out, a, b, *plan.shape):
+            out = torch.empty(kind.shape, dtype=a.dtype, device=a.device)
+        elif not takes_out(out, a, b, *kind.shape):
             return torch.matmul(a, b, out=out)
-        return plan.kernel(a, b.t(), out, l2_group_size=plan.l2_group_size, sm_count=plan.sm_count)
+        elif self._run_and_remember(kind, kernel, a, b, out, sm_count):
+            return out
+        return kernel(a, b.t(), out, l2_group_size=kind.l2_group_size, sm_count=kind.sm_count)
 
     def explain(self, a: torch.Tensor, b: torch.Tensor, *, sm_count: int | None = None) -> Decision:
         """Return what ``matmul(a, b)`` runs and why, outside of autocast and other modes."""
         if type(a) not in _PLAIN or type(b) not in _PLAIN:
             return _no_problem(f"kernels take plain tensors, got {type(a).__name__} and {type(b).__name__}")
+        if a.layout != torch.strided or b.layout != torch.strided or a.is_nested or b.is_nested:
+            return _no_problem("kernels take strided tensors")
         key = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device, sm_count)
-        decision = (self._plans.get(key) or self._plan(key, a, b, sm_count)).decision
+        decision = (self._kinds.get(key) or self._kind(key, a, b, sm_count)).decision
         if decision.config is not None and (a.data_ptr() | b.data_ptr()) % ALIGNMENT_BYTES:
             return decision.instead("an operand does not start at a multiple of 16 bytes, which TMA needs", decision.sm_count)
         return decision
@@ -176,9 +208,9 @@ class Dispatcher:
             return self._table
 
     def refresh(self) -> None:
-        """Forget rows and plans, so that the next product reads the rows again; loaded kernels stay loaded."""
+        """Forget rows and decisions, so that the next product reads the rows again; loaded kernels stay loaded."""
         with self._lock:
-            self._table, self._plans = None, {}
+            self._table, self._kinds, self._repeats = None, {}, {}
 
     def add(self, rows: Iterable[Row], binaries: Iterable[Binary]) -> None:
         """Use ``rows`` before those read, and ``binaries`` before other kernels."""
@@ -187,29 +219,45 @@ class Dispatcher:
             self.kernels = ChainedKernels([MemoryKernels(binaries), self.kernels])
             self.refresh()
 
-    def _plan(self, key: tuple[Any, ...], a: torch.Tensor, b: torch.Tensor, sm_count: int | None) -> _Plan:
+    def _run_and_remember(
+        self, kind: _Kind, kernel: Launch, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, sm_count: int | None
+    ) -> bool:
+        """Launch, and keep the launch for tensors at the same addresses; False if the kernel has no such launches."""
+        stream = kernel.current_stream()
+        plan = kernel.plan(a, b.t(), out, l2_group_size=kind.l2_group_size, sm_count=kind.sm_count, stream=stream)
+        if plan is None:
+            return False
+        kernel.run(plan)
+        key = _repeat_key(a, b, out, sm_count)
         with self._lock:
-            plan = self._plans.get(key)
-            if plan is None:
-                plan, lasting = self._make_plan(a, b, sm_count)
-                if lasting:
-                    if len(self._plans) >= MAX_PLANS:
-                        self._plans = {}
-                    self._plans[key] = plan
-            return plan
+            if len(self._repeats) >= MAX_REPEATS:
+                self._repeats = {}
+            self._repeats.setdefault(key, _Repeat(kernel, {})).plans[stream] = plan
+        return True
 
-    def _make_plan(self, a: torch.Tensor, b: torch.Tensor, sm_count: int | None) -> tuple[_Plan, bool]:
-        """Return the plan for such tensors, and whether later calls may use it."""
+    def _kind(self, key: tuple[Any, ...], a: torch.Tensor, b: torch.Tensor, sm_count: int | None) -> _Kind:
+        with self._lock:
+            kind = self._kinds.get(key)
+            if kind is None:
+                kind, lasting = self._make_kind(a, b, sm_count)
+                if lasting:
+                    if len(self._kinds) >= MAX_KINDS:
+                        self._kinds = {}
+                    self._kinds[key] = kind
+            return kind
+
+    def _make_kind(self, a: torch.Tensor, b: torch.Tensor, sm_count: int | None) -> tuple[_Kind, bool]:
+        """Return what calls with such tensors do, and whether later calls may rely on it."""
         _check_budget(sm_count)
         asked = describe(a, b, self.machine.device_type)
         if asked.problem is None:
-            return _Plan(None, _no_problem(asked.reason)), True
+            return _Kind(None, _no_problem(asked.reason)), True
         index = a.get_device()
         decision, lasting = self._resolve(asked.problem, index, sm_count, dense=asked.dense)
         if decision.config is None:
-            return _Plan(None, decision), lasting
+            return _Kind(None, decision), lasting
         return (
-            _Plan(
+            _Kind(
                 self._loaded[_kernel_key(decision), index], decision, shape=(asked.problem.m, asked.problem.n),
                 l2_group_size=decision.config.l2_group_size, sm_count=decision.sm_count,
             ),
@@ -258,6 +306,14 @@ def _kernel_key(decision: Decision) -> KernelKey:
         config=decision.config.binary,
         # A measurement speaks for the kernel that was measured, a prediction for whatever the knobs make.
         generator=row.provenance.generator if row is not None and row.measurement is not None else None,
+    )  # fmt: skip
+
+
+def _repeat_key(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, sm_count: int | None) -> tuple[Any, ...]:
+    """Return all that a launch depends on, but for the stream: two calls of one key differ in nothing that it could see."""
+    return (
+        a.data_ptr(), b.data_ptr(), out.data_ptr(), a.shape, b.shape, out.shape, a.stride(), b.stride(), out.stride(), a.dtype,
+        b.dtype, out.dtype, a.get_device(), b.get_device(), out.get_device(), type(out), sm_count,
     )  # fmt: skip
 
 

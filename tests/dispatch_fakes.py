@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -77,6 +78,7 @@ class FakeMachine:
     gpu: Device = H200
     load_s: float = 0.0
     is_capturing: bool = False
+    stream: int = 7
     loads: list[str] = field(default_factory=list)
     launches: list[dict[str, Any]] = field(default_factory=list)
     device_type: str = "cpu"
@@ -92,28 +94,56 @@ class FakeMachine:
         time.sleep(self.load_s)
         self.loads.append(binary.name)
 
-        def launch(
-            a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, l2_group_size: int, sm_count: int
-        ) -> torch.Tensor:  # fmt: skip
-            refused = [
-                tensor.shape
-                for tensor in (a, b, out)
-                if tensor.dim() != 2
-                or tensor.dtype != getattr(torch, binary.manifest.dtype)
-                or tensor.data_ptr() % 16
-                or min(tensor.shape) < 1
-                or tensor.stride(1) != 1
-                or (tensor.shape[0] > 1 and (tensor.stride(0) * 2 % 16 or tensor.stride(0) < tensor.shape[1]))
-                or tensor.is_neg()
-            ]
-            assert not refused and a.shape[1] % 8 == 0 and out.shape == (a.shape[0], b.shape[0]), (a.shape, b.shape, out.shape)
-            assert binary.manifest.cluster_ctas <= sm_count <= self.gpu.sm_count and 1 <= l2_group_size <= 64
-            with torch.no_grad():
-                out.copy_(a.double() @ b.double().t())
-            self.launches.append({"config": binary.config, "sm_count": sm_count, "thread": threading.get_ident()})
-            return out
+        return FakeKernel(self, binary)
 
-        return launch
+
+@dataclass
+class FakeKernel:
+    """A kernel on the CPU that reads and writes raw addresses, as a GPU does, so that a stale plan computes stale numbers."""
+
+    machine: FakeMachine
+    binary: Binary
+
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, l2_group_size: int, sm_count: int
+    ) -> torch.Tensor:  # fmt: skip
+        self.run(self.plan(a, b, out, l2_group_size=l2_group_size, sm_count=sm_count, stream=self.current_stream()))
+        return out
+
+    def plan(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, l2_group_size: int, sm_count: int, stream: int
+    ) -> tuple[Any, ...]:  # fmt: skip
+        refused = [
+            tensor.shape
+            for tensor in (a, b, out)
+            if tensor.dim() != 2
+            or tensor.dtype != getattr(torch, self.binary.manifest.dtype)
+            or tensor.data_ptr() % 16
+            or min(tensor.shape) < 1
+            or tensor.stride(1) != 1
+            or (tensor.shape[0] > 1 and (tensor.stride(0) * 2 % 16 or tensor.stride(0) < tensor.shape[1]))
+            or tensor.is_neg()
+        ]
+        assert not refused and a.shape[1] % 8 == 0 and out.shape == (a.shape[0], b.shape[0]), (a.shape, b.shape, out.shape)
+        assert self.binary.manifest.cluster_ctas <= sm_count <= self.machine.gpu.sm_count and 1 <= l2_group_size <= 64
+        return (*((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in (a, b, out)), sm_count, stream)
+
+    def run(self, plan: tuple[Any, ...]) -> None:
+        *operands, sm_count, stream = plan
+        assert stream == self.current_stream()
+        a, b, out = (_at(*operand) for operand in operands)
+        with torch.no_grad():
+            out.copy_(a.double() @ b.double().t())
+        self.machine.launches.append({"config": self.binary.config, "sm_count": sm_count, "thread": threading.get_ident()})
+
+    def current_stream(self) -> int:
+        return self.machine.stream
+
+
+def _at(address: int, shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    elements = sum((extent - 1) * step for extent, step in zip(shape, stride, strict=True)) + 1
+    raw = (ctypes.c_char * (elements * 2)).from_address(address)
+    return torch.frombuffer(raw, dtype=dtype).as_strided(shape, stride)
 
 
 def dispatcher_of(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -213,6 +214,54 @@ def test_subclasses_and_negated_views_are_torchs(tuned: Dispatcher, machine: Fak
     torch.testing.assert_close(tuned.matmul(negated, b), -(a @ b), rtol=1e-2, atol=1e-2)
     assert machine.launches == []
     assert "Marked" in tuned.explain(a.as_subclass(Marked), b).reason
+
+
+def test_sparse_and_nested_tensors_are_torchs(tuned: Dispatcher, machine: FakeMachine) -> None:
+    a, b = operands(64, 128, 256)
+    torch.testing.assert_close(tuned.matmul(a.float().to_sparse(), b.float()), a.float() @ b.float())
+    assert "strided" in tuned.explain(a.float().to_sparse(), b.float()).reason
+    nested = torch.nested.nested_tensor([torch.randn(2, 4), torch.randn(3, 4)])
+    weight = torch.nested.nested_tensor([torch.randn(4, 5)] * 2)
+    for got, expected in zip(tuned.matmul(nested, weight).unbind(), torch.matmul(nested, weight).unbind(), strict=True):
+        torch.testing.assert_close(got, expected)
+    assert machine.launches == []
+
+
+def test_a_repeated_call_computes_with_what_the_memory_holds_now(tuned: Dispatcher, machine: FakeMachine) -> None:
+    a, b = operands(64, 128, 256)
+    out = torch.empty(64, 128, dtype=torch.float16)
+    for seed in range(3):
+        a.copy_(operands(64, 128, 256, seed=seed)[0])
+        same(tuned.matmul(a, b, out), a, b)
+    machine.stream = 8
+    out.fill_(float("nan"))
+    same(tuned.matmul(a, b, out), a, b)
+    assert len(machine.launches) == 4 and len(tuned._repeats) == 1
+
+
+def test_an_address_that_is_used_again_never_meets_a_stale_launch(machine: FakeMachine) -> None:
+    extents = (16, 32, 64)
+    rows = [measured(m, n, k, dtype=d) for m in extents for n in extents for k in extents for d in ("float16", "bfloat16")]
+    dispatcher = dispatcher_of(rows, machine=machine)
+    draw, pool = random.Random(1), torch.zeros(4, 3 * 64 * 64, dtype=torch.float16)
+    for turn in range(600):
+        m, n, k = (draw.choice(extents) for _ in range(3))
+        dtype = draw.choice((torch.float16, torch.bfloat16))
+        at = draw.choice((0, 8, 64 * 64))
+        a, b, out = (
+            pool[i].view(dtype)[at : at + rows_ * cols].view(rows_, cols)
+            for i, (rows_, cols) in enumerate(((m, k), (n, k), (m, n)))
+        )
+        generator = torch.Generator().manual_seed(turn)
+        a.copy_(torch.randint(-3, 4, a.shape, generator=generator))
+        b.copy_(torch.randint(-3, 4, b.shape, generator=generator))
+        out.fill_(float("nan"))
+        if draw.random() < 0.1:
+            a = torch._neg_view(a)
+        machine.stream = draw.choice((7, 8))
+        expected = (a.double() @ b.double().t()).to(dtype)
+        assert torch.equal(dispatcher.matmul(a, b.t(), out), expected), (turn, m, n, k, dtype)
+    assert len(machine.launches) > 500 > len(dispatcher._repeats) > 50
 
 
 def test_a_kernel_that_is_not_compiled_leaves_the_shape_to_torch_with_one_notice(machine: FakeMachine) -> None:

@@ -323,3 +323,17 @@ def test_refuses_scalars_beyond_32_bits() -> None:
     kernel = Kernel(replace(binary, manifest=manifest), driver=FakeDriver(manifest=manifest))
     with pytest.raises(InputError, match=r"KT=6400000000 does not fit in 32 bits"):
         kernel(*matrices(128, 128, 64))
+
+
+def test_a_plan_runs_again_on_what_the_memory_holds_and_never_with_workspace() -> None:
+    kernel, driver = make_kernel()
+    a, b, out = matrices(64, 64, 64)
+    plan = kernel.plan(a, b, out, l2_group_size=4, sm_count=100, stream=kernel.current_stream())  # type: ignore[arg-type]
+    assert plan is not None
+    for seed in range(2):
+        a.tensor.copy_(integers(64, 64, seed=seed))
+        kernel.run(plan)
+        assert correct(a, b, out)
+    assert len(driver.prepared) == 1 and [launch.scalars[1] for launch in driver.launches] == [magic_multiplier(4)] * 2
+    kernel, _ = make_kernel(workspace="M * N * 4")
+    assert kernel.plan(a, b, out, l2_group_size=4, sm_count=100, stream=7) is None  # type: ignore[arg-type]

@@ -170,16 +170,40 @@ class Kernel:
         plan = self._recent.get(key) if usual else None
         if plan is None:
             plan = self._find(key, a, b, out, l2_group_size, sm_count, handle)
-        if self._current_device() == device:
+        self.run(plan)
+        return out
+
+    def run(self, plan: Plan) -> None:
+        """Launch ``plan`` in the device's context, on the stream it was made for."""
+        if self._current_device() == self.device:
             if not hasattr(self._thread, "adopted"):
                 # A thread in which torch has done nothing yet has a current device, but no current context.
-                self._driver.adopt(device)
+                self._driver.adopt(self.device)
                 self._thread.adopted = True
             plan.launch()
         else:
-            with self._driver.context(device):
+            with self._driver.context(self.device):
                 plan.launch()
-        return out
+
+    def plan(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, l2_group_size: int, sm_count: int, stream: int
+    ) -> Plan | None:
+        """Return a Plan that may be run again for tensors at the same addresses with the same sizes, strides and types.
+
+        None if there is no such plan: a kernel with workspace needs another one in each capture.
+
+        Raises:
+            InputError: as in a call.
+        """
+        if self._needs_workspace:
+            return None
+        key = ("plan", a.data_ptr(), b.data_ptr(), out.data_ptr(), a.stride(), b.stride(), out.stride(), a.shape, b.shape,
+               l2_group_size, sm_count, stream)  # fmt: skip
+        return self._find(key, a, b, out, l2_group_size, sm_count, stream)
+
+    def current_stream(self) -> int:
+        """Return the raw handle of torch's current stream on the kernel's device."""
+        return self._current_stream(self.device)
 
     def _find(
         self, key: tuple[Any, ...], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -11,11 +11,26 @@ from ..device import Device
 
 
 class Launch(Protocol):
-    """A loaded kernel: ``out[M,N] = a[M,K] . b[N,K]^T`` on the caller's current stream; returns ``out``."""
+    """A loaded kernel: ``out[M,N] = a[M,K] . b[N,K]^T``; launcher.Kernel is the real one."""
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, l2_group_size: int, sm_count: int
-    ) -> torch.Tensor: ...
+    ) -> torch.Tensor:
+        """Compute on the caller's current stream and return ``out``."""
+
+    def plan(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, l2_group_size: int, sm_count: int, stream: int
+    ) -> Any:
+        """Return what ``run`` needs to do this again, for tensors at the same addresses of the same sizes, strides and types.
+
+        None if that can't be.
+        """
+
+    def run(self, plan: Any) -> None:
+        """Compute what ``plan`` was made for, on the stream it was made for."""
+
+    def current_stream(self) -> int:
+        """Return a handle of the caller's current stream on the kernel's device."""
 
 
 class Machine(Protocol):
