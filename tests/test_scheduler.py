@@ -33,9 +33,9 @@ def group_major(rows: int, cols: int, group: int) -> list[tuple[int, int]]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 7, 8, 16, 40, 64])
+@pytest.mark.parametrize("group", [1, 2, 3, 5, 8, 16, 64])
 def test_visits_every_tile_once_in_group_major_order(group):
-    for rows, cols in itertools.product((*range(1, 18), 33, 64, 65, 127), (*range(1, 14), 31, 64, 100)):
+    for rows, cols in itertools.product((*range(1, 18), 33, 65, 127), (*range(1, 10), 31, 64)):
         values = evaluated(rows, cols, group)
         assert values["tile_count"] == rows * cols
         assert [tile_at(i, values) for i in range(rows * cols)] == group_major(rows, cols, group)
@@ -65,8 +65,8 @@ def test_constants_stay_in_range_at_the_largest_extents():
 
 def test_division_by_multiplication_is_exact_at_every_boundary():
     rng = random.Random(0)
-    divisors = [*range(1, 300), 2**15, 2**15 + 1, 2**30 - 1, 2**30, 2**30 + 1, 2**31 - 1]
-    divisors += [rng.randrange(1, 2**31) for _ in range(300)]
+    divisors = [*range(1, 200), 2**15, 2**15 + 1, 2**30 - 1, 2**30, 2**30 + 1, 2**31 - 1]
+    divisors += [rng.randrange(1, 2**31) for _ in range(100)]
     for d in divisors:
         mul, shift = magic_multiplier(d), magic_shift(d)
         assert 0 <= mul < 2**32 and 0 <= shift < 32

@@ -6,6 +6,7 @@ import importlib.util
 import re
 import sys
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -226,10 +227,14 @@ SHAPES = {
 }
 
 
-def execute(
-    build: Any, config: Config, shape: tuple[int, int, int], dtype: str = "float16", seeds: tuple[int, ...] = (0,)
-) -> Any:
-    """Return the CheckReport of ``build(config, dtype)`` on two clusters' worth of SMs, with exact integers."""
+@cache
+def built(name: str, dtype: str = "float16") -> Any:
+    """Return the traced kernel, once."""
+    return sm90.build(KERNELS[name], dtype)
+
+
+def execute(func: Any, config: Config, shape: tuple[int, int, int], dtype: str = "float16", seeds: Any = (0,)) -> Any:
+    """Return the CheckReport of ``func`` on two clusters' worth of SMs, with exact integers."""
     np = pytest.importorskip("numpy")
     from autogemm.simulate.check import check_primfunc
 
@@ -242,14 +247,14 @@ def execute(
         a, b = (x.astype(np.float16) for x in (a, b))
     sms = 2 * geometry(config, "sm_90a").cluster_ctas
     return check_primfunc(
-        build(config, dtype), arch="sm_90a", inputs={"a": a, "b": b}, sm_count=sms, level="ptx", seeds=seeds,
+        func, arch="sm_90a", inputs={"a": a, "b": b}, sm_count=sms, level="ptx", seeds=seeds,
         scalars=evaluated(config, m, n, k, sm_count=sms, l2_group_size=2), barrier_names=sm90.barrier_names(config),
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_ragged_problems_are_exact_and_free_of_races(name):
-    report = execute(sm90.build, KERNELS[name], SHAPES[name], seeds=(0, 1))
+    report = execute(built(name), KERNELS[name], SHAPES[name], seeds=(0, 1))
     assert report.findings == ()
     assert report.max_error == 0.0
 
@@ -257,14 +262,14 @@ def test_ragged_problems_are_exact_and_free_of_races(name):
 @pytest.mark.parametrize("shape", [(1, 8, 8), (8, 64, 512), (65, 24, 1000)])
 @pytest.mark.parametrize("name", ["cooperative", "ping-pong", "split", "swapped and split"])
 def test_tiny_and_lopsided_problems_are_exact(name, shape):
-    report = execute(sm90.build, KERNELS[name], shape)
+    report = execute(built(name), KERNELS[name], shape)
     assert report.findings == ()
     assert report.max_error == 0.0
 
 
 @pytest.mark.parametrize("name", ["ping-pong", "swapped and split"])
 def test_bfloat16_is_exact(name):
-    report = execute(sm90.build, KERNELS[name], SHAPES[name], dtype="bfloat16")
+    report = execute(built(name, "bfloat16"), KERNELS[name], SHAPES[name], dtype="bfloat16")
     assert report.findings == ()
     assert report.max_error == 0.0
 
@@ -313,7 +318,7 @@ def test_a_fault_put_into_the_kernel_is_found(fault, tmp_path):
     sys.modules["mutant"] = mutant
     try:
         spec.loader.exec_module(mutant)
-        report = execute(mutant.build, KERNELS[name], SHAPES[name], seeds=(0, 1))
+        report = execute(mutant.build(KERNELS[name], "float16"), KERNELS[name], SHAPES[name])
     finally:
         del sys.modules["mutant"]
     assert report.findings, fault
