@@ -99,6 +99,8 @@ class FakeDriver:
     stream: int = 7
     device: int = 0
     capture: int = 0
+    active_clusters: int | None = None
+    asked_clusters: list[tuple[int, int, int, int]] = field(default_factory=list)
 
     __hash__ = object.__hash__
     __eq__ = object.__eq__
@@ -118,6 +120,11 @@ class FakeDriver:
     def load(self, device: int, cubin: bytes, entry: str, smem_bytes: int) -> int:
         self.loads.append((device, entry))
         return 1000 + len(self.loads)
+
+    def max_active_clusters(self, function: int, block_threads: int, cluster_ctas: int, smem_bytes: int) -> int:
+        assert getattr(self.contexts, "current", None) is not None, "the driver counts clusters in a context only"
+        self.asked_clusters.append((function, block_threads, cluster_ctas, smem_bytes))
+        return self.sms // cluster_ctas if self.active_clusters is None else self.active_clusters
 
     def encode(self, spec: MapSpec, address: int) -> bytes:
         assert getattr(self.contexts, "current", None) is not None, "the driver encodes in a context only"

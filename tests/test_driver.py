@@ -52,6 +52,21 @@ def test_a_launch_passes_grid_cluster_shared_memory_stream_and_parameters() -> N
     assert (int(function), params, extra) == (0xF00, 0xABC0, 0)
 
 
+def test_clusters_are_counted_for_the_attributes_of_a_launch() -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def count(*arguments: Any) -> tuple[Any, int]:
+        seen.append(arguments)
+        return OK, 30
+
+    assert make_driver(cuOccupancyMaxActiveClusters=count).max_active_clusters(0xF00, 384, 4, 200_000) == 30
+    function, config = seen[0]
+    dims = config.attrs[0].value.clusterDim
+    assert int(function) == 0xF00 and (config.gridDimX, config.blockDimX, config.sharedMemBytes) == (4, 384, 200_000)
+    assert config.attrs[0].id == cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+    assert (config.numAttrs, dims.x, dims.y, dims.z) == (1, 4, 1, 1)
+
+
 def test_a_failed_launch_names_the_error_and_keeps_its_code() -> None:
     driver = make_driver(cuLaunchKernelEx=lambda *arguments: (cuda.CUresult.CUDA_ERROR_ILLEGAL_ADDRESS,))
     with pytest.raises(DriverError, match=r"could not launch .*CUDA_ERROR_ILLEGAL_ADDRESS") as caught:

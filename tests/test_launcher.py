@@ -78,6 +78,39 @@ def test_sm_count_limits_the_grid() -> None:
         kernel(*matrices(128, 128, 64), sm_count=0)
 
 
+def make_clustered(cluster: int, active: int) -> tuple[Kernel, FakeDriver]:
+    driver = FakeDriver(manifest=make_manifest(cluster=cluster), active_clusters=active)
+    return Kernel(make_binary(cluster=cluster), driver=driver), driver
+
+
+def test_a_grid_of_clusters_holds_no_more_than_the_device_runs_at_once() -> None:
+    kernel, driver = make_clustered(cluster=4, active=30)  # of 132 SMs, where 33 would be asked for
+    large, small = matrices(1280, 1280, 64), matrices(128, 640, 64)
+    kernel(*large)
+    kernel(*large, sm_count=132)
+    kernel(*large, sm_count=64)
+    kernel(*small)
+    assert [launch.spec.grid_ctas for launch in driver.launches] == [120, 120, 64, 20]
+    assert kernel.sm_count == 132 and kernel.resident_ctas == 120
+    assert correct(*large) and correct(*small)
+
+
+def test_clusters_are_counted_once_per_loaded_binary_and_only_where_there_are_any() -> None:
+    kernel, driver = make_clustered(cluster=2, active=66)
+    Kernel(kernel.binary, driver=driver)
+    for size in (128, 256):
+        kernel(*matrices(size, 128, 64))
+    assert driver.asked_clusters == [(1001, 384, 2, 200_000)] and kernel.resident_ctas == 132
+    single, driver = make_kernel()
+    single(*matrices(128, 128, 64))
+    assert not driver.asked_clusters and single.resident_ctas == 132
+
+
+def test_refuses_clusters_that_the_device_can_not_hold() -> None:
+    with pytest.raises(LaunchError, match=r"can't hold a cluster of 4 CTAs with 200000 bytes .* smaller clusters"):
+        make_clustered(cluster=4, active=0)
+
+
 def test_repeated_calls_reuse_the_prepared_launch() -> None:
     kernel, driver = make_kernel()
     a, b, out = matrices(128, 128, 64)

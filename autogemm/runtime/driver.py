@@ -75,6 +75,9 @@ class Driver(Protocol):
     def load(self, device: int, cubin: bytes, entry: str, smem_bytes: int) -> int:
         """Return a function handle with the shared-memory limit raised, loaded into the device's primary context."""
 
+    def max_active_clusters(self, function: int, block_threads: int, cluster_ctas: int, smem_bytes: int) -> int:
+        """Return how many clusters of ``function`` the device holds at once; needs the function's context current."""
+
     def encode(self, spec: MapSpec, address: int) -> bytes:
         """Return the 128 bytes of a CUtensorMap of the matrix at ``address``, a multiple of 16; needs a current context."""
 
@@ -204,21 +207,31 @@ class CudaDriver:
             )
         return found
 
-    def prepare(self, spec: LaunchSpec) -> Callable[[], None]:
+    def max_active_clusters(self, function: int, block_threads: int, cluster_ctas: int, smem_bytes: int) -> int:
+        config = self._launch_config(cluster_ctas, block_threads, cluster_ctas, smem_bytes)
+        found = self._cuda.cuOccupancyMaxActiveClusters(self._cuda.CUfunction(function), config)
+        return int(self._check(found, f"count the clusters of {cluster_ctas} CTAs that fit on the device"))
+
+    def _launch_config(self, grid_ctas: int, block_threads: int, cluster_ctas: int, smem_bytes: int) -> Any:
         cuda = self._cuda
         config = cuda.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = spec.grid_ctas, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = spec.block_threads, 1, 1
-        config.sharedMemBytes = spec.smem_bytes
-        config.hStream = cuda.CUstream(spec.stream)
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid_ctas, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = block_threads, 1, 1
+        config.sharedMemBytes = smem_bytes
         config.numAttrs = 0
-        if spec.cluster_ctas > 1:
+        if cluster_ctas > 1:
             cluster = cuda.CUlaunchAttribute()
             cluster.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
             dims = cluster.value.clusterDim
-            dims.x, dims.y, dims.z = spec.cluster_ctas, 1, 1
+            dims.x, dims.y, dims.z = cluster_ctas, 1, 1
             config.attrs = [cluster]
             config.numAttrs = 1
+        return config
+
+    def prepare(self, spec: LaunchSpec) -> Callable[[], None]:
+        cuda = self._cuda
+        config = self._launch_config(spec.grid_ctas, spec.block_threads, spec.cluster_ctas, spec.smem_bytes)
+        config.hStream = cuda.CUstream(spec.stream)
         function, params = cuda.CUfunction(spec.function), spec.params
         call, success = cuda.cuLaunchKernelEx, self._success
 

@@ -44,7 +44,13 @@ class Plan:
 
 
 class _Loaded:
-    """One cubin in one device's context. Never unloaded: a CUDA graph may hold the function longer than any object here."""
+    """One cubin in one device's context. Never unloaded: a CUDA graph may hold the function longer than any object here.
+
+    Attributes:
+        sm_count: SMs of the device.
+        resident_ctas: CTAs that run at once, at most one per SM. A cluster stays within one GPC, whose number of SMs need not
+            be a multiple of its size; a grid of sm_count / cluster_ctas clusters would leave some of them for a second wave.
+    """
 
     def __init__(self, binary: Binary, device: int, driver: Driver) -> None:
         manifest = binary.manifest
@@ -56,6 +62,18 @@ class _Loaded:
             )
         self.sm_count = driver.sm_count(device)
         self.function = driver.load(device, binary.cubin, manifest.entry, manifest.smem_bytes)
+        self.resident_ctas = self.sm_count
+        if manifest.cluster_ctas > 1:
+            with driver.context(device):
+                clusters = driver.max_active_clusters(
+                    self.function, manifest.block_threads, manifest.cluster_ctas, manifest.smem_bytes
+                )  # fmt: skip
+            if clusters < 1:
+                raise LaunchError(
+                    f"device {device} ({driver.device_name(device)}) can't hold a cluster of {manifest.cluster_ctas} CTAs with "
+                    f"{manifest.smem_bytes} bytes of shared memory each; choose a Config with smaller clusters"
+                )
+            self.resident_ctas = min(self.sm_count, clusters * manifest.cluster_ctas)
         # Plans with the same sizes on the same stream share their workspace: launches on one stream run in order.
         self.workspaces: weakref.WeakValueDictionary[tuple[int, ...], _Workspace] = weakref.WeakValueDictionary()
         self.captured: dict[tuple[int, ...], _Workspace] = {}
@@ -120,8 +138,13 @@ class Kernel:
 
     @property
     def sm_count(self) -> int:
-        """SMs of the device, which a launch occupies unless told otherwise."""
+        """SMs of the device; a launch occupies as many of them as its clusters can, unless told otherwise."""
         return self._loaded.sm_count
+
+    @property
+    def resident_ctas(self) -> int:
+        """CTAs that the device runs at once: its SMs, or fewer where clusters don't fill its GPCs."""
+        return self._loaded.resident_ctas
 
     def __call__(
         self,
@@ -140,7 +163,7 @@ class Kernel:
             b: [N, K], likewise.
             out: [M, N], N contiguous; must not overlap a or b.
             l2_group_size: tile rows per raster group, 1 to 64; the Binary's own by default.
-            sm_count: SMs to occupy at most; all by default.
+            sm_count: SMs to occupy at most; all by default. Counts beyond ``resident_ctas`` mean that many.
             stream: a torch stream or raw handle of this device; torch's current one by default.
 
         Raises:
@@ -213,6 +236,7 @@ class Kernel:
             self.manifest, a, b, out, device=self.device,
             l2_group_size=self._default_group if l2_group_size is None else l2_group_size,
             sm_count=self.sm_count if sm_count is None else sm_count, device_sm_count=self.sm_count,
+            resident_ctas=self.resident_ctas,
         )  # fmt: skip
         with self._lock:
             plan = self._recent.get(key) or self._old.pop(key, None)

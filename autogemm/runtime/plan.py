@@ -112,9 +112,14 @@ class ParameterBlock:
 
 def launch_variables(
     manifest: Manifest, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *,
-    device: int, l2_group_size: int, sm_count: int, device_sm_count: int,
+    device: int, l2_group_size: int, sm_count: int, device_sm_count: int, resident_ctas: int,
 ) -> dict[str, int]:  # fmt: skip
     """Return the Manifest's VARIABLES for these tensors, after checking that the kernel can take them.
+
+    Args:
+        sm_count: SMs to occupy at most, up to ``device_sm_count``.
+        resident_ctas: CTAs that the device runs at once; the variable ``sm_count`` is that at most, so that a persistent grid
+            never leaves clusters for a second wave.
 
     Raises:
         InputError: it can't; names the operand, what was given and what is needed.
@@ -145,7 +150,7 @@ def launch_variables(
         raise InputError(f"sm_count={sm_count}; this kernel on this device takes {manifest.cluster_ctas} to {device_sm_count}")
     return {
         "M": m, "N": n, "K": k, "lda": strides["a"], "ldb": strides["b"], "ldd": strides["out"],
-        "sm_count": sm_count, "l2_group_size": l2_group_size,
+        "sm_count": min(sm_count, resident_ctas), "l2_group_size": l2_group_size,
     }  # fmt: skip
 
 
