@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -13,17 +11,16 @@ import numpy.typing as npt
 
 from ..arch import DEFAULT_GPU, Arch, ArchName
 from ..arch import arch as lookup_arch
-from ..binary import write_whole
 from ..config import Config
 from ..dtypes import DTYPES
 from ..dtypes import dtype as lookup_dtype
 from ..errors import InputError, MissingDependency, UnsupportedOp
 from ..resources import geometry
 from ..results import CheckReport, Finding, Level
-from ..settings import cache_folder
+from .compiler import Compiler
 from .cost import CostTable, cost_table
 from .machine import Machine
-from .program import Compiler, Program
+from .program import Program
 from .ptx_ops import OPERATIONS, VALUES
 from .registers import decode, encode
 from .tile_ops import TILE_OPERATIONS
@@ -170,13 +167,18 @@ class Binding:
             if buffer.name in by_name:
                 bits = _bits(buffer.name, by_name[buffer.name], buffer.dtype)
                 if bits.ndim != len(buffer.shape):
-                    raise InputError(f"{buffer.name} has {bits.ndim} dimensions; the kernel takes {len(buffer.shape)}: {buffer.shape}")
+                    raise InputError(
+                        f"{buffer.name} has {bits.ndim} dimensions; the kernel takes {len(buffer.shape)}: {buffer.shape}"
+                    )
                 for axis, (extent, got) in enumerate(zip(buffer.shape, bits.shape, strict=True)):
                     if isinstance(extent, int):
                         if extent != got:
                             raise InputError(f"{buffer.name} has shape {bits.shape}; the kernel takes {buffer.shape}")
                     elif extent in extents and extents[extent][0] != got:
-                        raise InputError(f"{buffer.name} has {extent}={got} in dimension {axis}, but {extents[extent][1]} has {extents[extent][0]}")
+                        raise InputError(
+                            f"{buffer.name} has {extent}={got} in dimension {axis}, but {extents[extent][1]} has "
+                            f"{extents[extent][0]}"
+                        )
                     else:
                         extents[extent] = (got, buffer.name)
                 self.given[buffer.name] = bits
@@ -187,7 +189,9 @@ class Binding:
         for buffer in program.buffers:
             missing = [e for e in buffer.shape if isinstance(e, str) and e not in extents and e not in known]
             if missing:
-                raise InputError(f"nothing tells {', '.join(missing)} of {buffer.name}{list(buffer.shape)}; give an array or a scalar")
+                raise InputError(
+                    f"nothing tells {', '.join(missing)} of {buffer.name}{list(buffer.shape)}; give an array or a scalar"
+                )
             shape = tuple(e if isinstance(e, int) else int(extents[e][0] if e in extents else known[e]) for e in buffer.shape)
             self.shapes[buffer.name] = shape
             self.parameters.update({e: n for e, n in zip(buffer.shape, shape, strict=True) if isinstance(e, str)})
@@ -223,15 +227,20 @@ class Binding:
         need = elements * (2 + 8) + sum(int(np.prod(self.shapes[b.name])) for b in self.outputs) * 24
         limit = memory_limit()
         if need > limit:
-            raise InputError(f"executing at shapes {list(self.shapes.values())} needs about {need >> 20} MiB; {limit >> 20} MiB are at hand; "
-                             "check a smaller shape")  # fmt: skip
+            raise InputError(
+                f"executing at shapes {list(self.shapes.values())} needs about {need >> 20} MiB; "
+                f"{limit >> 20} MiB are at hand; "
+                "check a smaller shape"
+            )
 
     def fresh(self) -> dict[str, npt.NDArray[np.uint16] | None]:
         """Return the arrays for one execution: inputs as given, outputs poisoned with NaN."""
         outputs = {b.name: np.full(self.shapes[b.name], 0x7FFF, np.uint16) for b in self.outputs}
         return {**self.given, **outputs}
 
-    def reference(self, expected: Any) -> dict[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64] | None, bool]] | None:
+    def reference(
+        self, expected: Any
+    ) -> dict[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64] | None, bool]] | None:
         """Return per output (values, scale of rounding errors or None, compare exactly)."""
         integral = all(_integral(decode(bits, self._dtype(name))) for name, bits in self.given.items())
         if expected is None:
@@ -244,7 +253,10 @@ class Binding:
             return {self.outputs[0].name: (values, scale, exact)}
         if not isinstance(expected, Mapping):
             if len(self.outputs) != 1:
-                raise InputError(f"expected must map output names to arrays: the kernel has outputs {', '.join(b.name for b in self.outputs)}")
+                raise InputError(
+                    f"expected must map output names to arrays: the kernel has outputs "
+                    f"{', '.join(b.name for b in self.outputs)}"
+                )
             expected = {self.outputs[0].name: expected}
         result: dict[str, tuple[npt.NDArray[np.float64], npt.NDArray[np.float64] | None, bool]] = {}
         for name, array in expected.items():
@@ -277,7 +289,10 @@ def _bits(name: str, array: Any, dtype: str) -> npt.NDArray[np.uint16]:
         return values.view(np.uint16)
     if dtype == "bfloat16" and found == "uint16":
         return values.astype(np.uint16, copy=False)
-    raise InputError(f"{name} is {found}; the kernel takes {dtype}" + (" (ml_dtypes.bfloat16, or uint16 patterns)" if dtype == "bfloat16" else ""))
+    raise InputError(
+        f"{name} is {found}; the kernel takes {dtype}"
+        + (" (ml_dtypes.bfloat16, or uint16 patterns)" if dtype == "bfloat16" else "")
+    )
 
 
 def _integral(values: npt.NDArray[Any]) -> bool:
@@ -313,7 +328,7 @@ def _compare(machine: Machine, binding: Binding, reference: Mapping[str, tuple[A
             machine.found("wrong_result", ("numbers", name), _wrong_text(name, got, values, bad, count))
             if np.isnan(got[bad]).any():
                 for key, finding in machine.poisoned.items():
-                    machine.found(finding.kind, key, lambda finding=finding: finding.text)
+                    machine.found(finding.kind, key, finding.text.__str__)
     return worst, total
 
 
@@ -323,9 +338,12 @@ def _wrong_text(name: str, got: Any, values: Any, bad: Any, count: int) -> Calla
     first = tuple(int(i) for i in index[0])
     box = ", ".join(f"{a}:{b}" for a, b in zip(low, high, strict=True))
     nan = int(np.isnan(got[bad]).sum())
-    text = (f"{count} of {bad.size} elements of {name} are wrong, all within {name}[{box}]; first {name}{list(first)} = {got[first]:g}, "
-            f"expected {values[first]:g}" + (f"; {nan} are NaN (never written, or computed from memory no one wrote)" if nan else ""))  # fmt: skip
-    return lambda: text
+    text = (
+        f"{count} of {bad.size} elements of {name} are wrong, all within {name}[{box}]; first {name}{list(first)} = "
+        f"{got[first]:g}, expected {values[first]:g}"
+        + (f"; {nan} are NaN (never written, or computed from memory no one wrote)" if nan else "")
+    )
+    return text.__str__
 
 
 # ---- generated kernels
@@ -347,7 +365,9 @@ def _ragged(tile: int, count: int) -> int:
     return (count - 1) * tile + max(8, (tile * 5 // 8) // 8 * 8)
 
 
-def launch_scalars(config: Config, arch_name: ArchName, dtype: str, shape: tuple[int, int, int], sm_count: int) -> dict[str, int]:
+def launch_scalars(
+    config: Config, arch_name: ArchName, dtype: str, shape: tuple[int, int, int], sm_count: int
+) -> dict[str, int]:
     """Return every launch variable and manifest scalar of a generated kernel, for contiguous operands."""
     from ..kernel import generate
     from ..manifest import evaluate
@@ -413,4 +433,6 @@ def _refuse_large(shape: tuple[int, int, int]) -> None:
     m, n, k = shape
     need = (m * k + n * k) * 14 + m * n * 34
     if need > memory_limit():
-        raise InputError(f"executing {m}x{n}x{k} needs about {need >> 20} MiB; {memory_limit() >> 20} MiB are at hand; check a smaller shape")
+        raise InputError(
+            f"executing {m}x{n}x{k} needs about {need >> 20} MiB; {memory_limit() >> 20} MiB are at hand; check a smaller shape"
+        )

@@ -22,9 +22,8 @@ from ..problem import Problem
 from ..resources import geometry
 from ..results import Prediction
 from .check import MODEL, compile_program, launch_scalars
-from .core import Slice
 from .cost import CostTable, cost_table
-from .machine import Machine
+from .machine import Machine, Slice
 from .program import Program
 from .report import role
 from .trace import Recording
@@ -62,8 +61,10 @@ def predict(problem: Problem, config: Config, gpu: Gpu, *, sm_count: int | None 
         tiles, k = min(waves, _SHORT_TILES), min(steps, _SHORT_STEPS)
         base = plan.run(tiles, k)
         more_tiles = plan.run(tiles + 1, k) if waves > tiles else base
-        more_steps = plan.run(tiles, 2 * k) if steps > k else base
-        total = _continued(base, more_tiles, more_steps, waves - tiles, (steps - k) / k * waves / tiles)
+        longer = min(steps, 2 * k)
+        more_steps = plan.run(tiles, longer) if longer > k else base
+        further = (steps - k) / (longer - k) * waves / tiles if longer > k else 0.0
+        total = _continued(base, more_tiles, more_steps, waves - tiles, further)
     part = plan.clusters * plan.ctas / plan.sms * plan.tiles / (plan.clusters * waves)
     busy = {name: min(1.0, value / (plan.ctas * total.cycles) * part) for name, value in total.busy.items()}
     clock = settled_clock(problem, gpu, constants(gpu), busy["tensor core"])
@@ -227,7 +228,7 @@ def _stage_bytes(program: Program, scalars: dict[str, int]) -> int:
 
 
 def _continued(base: _Run, more_tiles: _Run, more_steps: _Run, tiles: int, steps: float) -> _Run:
-    """Return ``base`` plus ``tiles`` further tiles and ``steps`` further doublings of its K steps, each at its own rate."""
+    """Return ``base`` continued: ``tiles`` times what one more tile took, ``steps`` times what the longer K took more."""
 
     def line(at: float, tile: float, step: float) -> float:
         return max(0.0, at + tiles * (tile - at) + steps * (step - at))

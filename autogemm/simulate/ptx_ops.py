@@ -7,8 +7,9 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ..errors import UnsupportedOp
-from .core import OFFSET_MASK, WINDOW_BITS
-from .program import ITEM_BYTES, Compiler
+from .compiler import Compiler
+from .program import ITEM_BYTES
+from .state import OFFSET_MASK, WINDOW_BITS
 
 Handler = Callable[[Compiler, Any], None]
 ValueHandler = Callable[[Compiler, Any], "tuple[str, bool]"]
@@ -214,8 +215,8 @@ def _tmem(operation: str) -> Handler:
 
 def _commit(c: Compiler, e: Any) -> None:
     modifiers, values = _split(e)
-    _only(e, modifiers, {"commit", "cta_group::1", "cta_group::2", "mbarrier::arrive::one", "shared::cluster", "multicast::cluster",
-                         "b64"})  # fmt: skip
+    allowed = "commit cta_group::1 cta_group::2 mbarrier::arrive::one shared::cluster multicast::cluster b64"
+    _only(e, modifiers, set(allowed.split()))
     ctas = c.expr(values[1]) if "multicast::cluster" in modifiers else "None"
     c.call("mma_commit", c.expr(values[0]), ctas, _group(modifiers))
 
@@ -289,14 +290,18 @@ def _consecutive(c: Compiler, loads: list[Any]) -> None:
         index = load.indices[0]
         same = c.look(c.buffer_of(load)).name == base
         if not same or not _offset_by(c, first, index, i):
-            raise UnsupportedOp(f"register operands that are not consecutive: {str(loads[0])[:40]} and {str(load)[:40]} at place {i}")
+            raise UnsupportedOp(
+                f"register operands that are not consecutive: {str(loads[0])[:40]} and {str(load)[:40]} at place {i}"
+            )
 
 
 def _offset_by(c: Compiler, first: Any, index: Any, i: int) -> bool:
     if type(first).__name__ == "IntImm" and type(index).__name__ == "IntImm":
         return bool(int(index) == int(first) + i)
     base, source = c.expr(first), c.expr(index)
-    return i == 0 and source == base or source in (f"({base} + {i})", f"({i} + {base})") or _sum(source) == _plus(_sum(base), i)
+    return (
+        (i == 0 and source == base) or source in (f"({base} + {i})", f"({i} + {base})") or _sum(source) == _plus(_sum(base), i)
+    )
 
 
 def _sum(source: str) -> tuple[str, int]:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from .layout import Offsets
 
 if TYPE_CHECKING:
-    from .core import Warp
+    from .state import Warp
 
 Clock = npt.NDArray[np.int32]
 INFINITE: Final = 1 << 40  # tick of an asynchronous write still in flight

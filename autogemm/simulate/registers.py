@@ -10,9 +10,10 @@ import numpy.typing as npt
 
 from ..errors import UnsupportedOp
 from .layout import Offsets
-from .core import OFFSET_MASK, WINDOW_BITS, Core, Lanes, Pointer, Warp
 from .race import INFINITE, Access, Region, shared_region
 from .report import shared_label
+from .state import OFFSET_MASK, WINDOW_BITS, Lanes, Pointer, Warp
+from .sync import SyncOps
 
 if TYPE_CHECKING:
     from .program import TileBuffer
@@ -52,7 +53,7 @@ class Registers:
             self.u16: npt.NDArray[np.uint16] = self.words.view(np.uint16)
 
 
-class RegisterOps(Core):
+class RegisterOps(SyncOps):
     """Operations of threads on their registers and, through the generic proxy, on shared memory."""
 
     def regs(self, warp: Warp, elements: int, itemsize: int, name: str) -> Registers:
@@ -65,8 +66,13 @@ class RegisterOps(Core):
             what = warp.loading.get(id(reg))
             if what is not None:
                 cause = "tcgen05.wait::ld" if what[1] < 0 else "wgmma.wait_group"
-                self.found("race", ("register", cause, warp.group), lambda: f"{self.who(warp)}: registers '{reg.name or 'accumulator'}' are "
-                           f"read before {cause} made them valid")  # fmt: skip
+                self.found(
+                    "race",
+                    ("register", cause, warp.group),
+                    lambda: (
+                        f"{self.who(warp)}: registers '{reg.name or 'accumulator'}' are read before {cause} made them valid"
+                    ),
+                )
         if warp.wgmma is not None:
             warp.wgmma.dirty.add(id(reg))
 
@@ -101,14 +107,18 @@ class RegisterOps(Core):
         else:
             raise UnsupportedOp(f"writing a {dtype} element of registers '{reg.name}'")
 
-    def cast(self, warp: Warp, mask: Lanes, target: Registers, first: int, source: Registers, start: int, count: int, dtype: str) -> float:
+    def cast(
+        self, warp: Warp, mask: Lanes, target: Registers, first: int, source: Registers, start: int, count: int, dtype: str
+    ) -> float:
         """Convert ``count`` float32 elements to 16 bits."""
         self.reading(warp, source)
         if target.words is not None:
             target.u16[:, first : first + count] = encode(source.f32[:, start : start + count], dtype)
         return self.spend(warp, count * self.costs.cast_per_element)
 
-    def pack2(self, warp: Warp, mask: Lanes, target: Registers, word: int, high: Registers, h: int, low: Registers, i: int, dtype: str) -> None:
+    def pack2(
+        self, warp: Warp, mask: Lanes, target: Registers, word: int, high: Registers, h: int, low: Registers, i: int, dtype: str
+    ) -> None:
         """cvt.rn.{f16x2,bf16x2}.f32: two float32 into one register, ``low`` in the lower half."""
         self.reading(warp, high)
         if target.words is not None:
@@ -116,7 +126,9 @@ class RegisterOps(Core):
             target.u16[:, 2 * word + 1] = encode(high.f32[:, h], dtype)
         warp.lag += 2 * self.costs.cast_per_element
 
-    def cast_pair(self, warp: Warp, mask: Lanes, target: tuple[Registers, int], source: tuple[Registers, int], dtype: str) -> None:
+    def cast_pair(
+        self, warp: Warp, mask: Lanes, target: tuple[Registers, int], source: tuple[Registers, int], dtype: str
+    ) -> None:
         """Convert two neighbouring float32 elements to 16 bits; operands are (registers, element)."""
         self.reading(warp, source[0])
         if target[0].words is not None:
@@ -140,7 +152,11 @@ class RegisterOps(Core):
         def build() -> Region:
             low, high = int(units.min()) * 2, int(units.max()) * 2 + 2
             if low < 0 or high > self.program.smem_bytes:
-                self.found("protocol", ("bounds",), lambda: f"access to shared-memory bytes [{low}, {high}); the CTA has {self.program.smem_bytes}")
+                self.found(
+                    "protocol",
+                    ("bounds",),
+                    lambda: f"access to shared-memory bytes [{low}, {high}); the CTA has {self.program.smem_bytes}",
+                )
             return shared_region(np.maximum(units, 0), shared_label(self.program, low, high))
 
         return self.regions.find(key, build)
@@ -161,7 +177,11 @@ class RegisterOps(Core):
         shape = tile.buffer.shape
         bad = [i for i, (s, e, n) in enumerate(zip(starts, extents, shape, strict=True)) if np.min(s) < 0 or np.max(s) + e > n]
         if bad:
-            self.found("protocol", ("bounds", tile.buffer.name), lambda: f"access to {tile.buffer.name} beyond its shape {shape} in dimension {bad[0]}")
+            self.found(
+                "protocol",
+                ("bounds", tile.buffer.name),
+                lambda: f"access to {tile.buffer.name} beyond its shape {shape} in dimension {bad[0]}",
+            )
             starts = tuple(np.minimum(np.maximum(s, 0), n - e) for s, e, n in zip(starts, extents, shape, strict=True))
         label = ", ".join(
             f"{int(np.min(s))}:{int(np.max(s)) + e}" if e > 1 or isinstance(s, np.ndarray) else str(int(s))
@@ -169,7 +189,9 @@ class RegisterOps(Core):
         )
         if any(isinstance(s, np.ndarray) for s in starts):
             index = tuple(s[:, None] if isinstance(s, np.ndarray) else np.asarray(int(s)) for s in starts[:-1])
-            units = tile.units[(*index, np.arange(int(starts[-1]), int(starts[-1]) + extents[-1])[None, :])]
+            columns = np.arange(int(starts[-1]), int(starts[-1]) + extents[-1])[None, :]
+            place = (*index, columns)
+            units = tile.units[place]
         else:
             box = tuple(slice(int(s), int(s) + e) for s, e in zip(starts, extents, strict=True))
             units = tile.units[box].reshape(-1, extents[-1])
@@ -223,12 +245,18 @@ class RegisterOps(Core):
         columns = [reg.words[:, index] for reg, index in words if reg.words is not None]
         return np.ascontiguousarray(np.stack(columns, axis=1)).view(np.uint16)
 
-    def store_matrix(self, warp: Warp, mask: Lanes, pointer: Pointer, words: Sequence[tuple[Registers, int]], transposed: bool) -> float:
+    def store_matrix(
+        self, warp: Warp, mask: Lanes, pointer: Pointer, words: Sequence[tuple[Registers, int]], transposed: bool
+    ) -> float:
         """stmatrix.m8n8.x{1,2,4}[.trans].b16: lane 8m+r gives the address of row r of matrix m."""
         if not mask.all():
-            self.found("protocol", ("lanes", "stmatrix"), lambda: f"{self.who(warp)}: stmatrix with {int(np.count_nonzero(mask))} of 32 lanes")
+            self.found(
+                "protocol",
+                ("lanes", "stmatrix"),
+                lambda: f"{self.who(warp)}: stmatrix with {int(np.count_nonzero(mask))} of 32 lanes",
+            )
         count = len(words)
-        rank, region = self._lanes(pointer, _LANES < 8 * count, 8, "stmatrix")
+        rank, region = self._lanes(pointer, 8 * count > _LANES, 8, "stmatrix")
         assert region is not None
         if self.numerics:
             halves = self._halves(words)  # [lane, 2 * matrix + half]
@@ -256,7 +284,9 @@ class RegisterOps(Core):
                 reg.words[mask, index] = values[:, column]
         return self.spend(warp, 30)
 
-    def store_async(self, warp: Warp, mask: Lanes, pointer: Pointer, words: Sequence[tuple[Registers, int]], barrier: Pointer) -> float:
+    def store_async(
+        self, warp: Warp, mask: Lanes, pointer: Pointer, words: Sequence[tuple[Registers, int]], barrier: Pointer
+    ) -> float:
         """st.async: write a peer's shared memory; each lane completes its bytes on an mbarrier in the CTA it writes to."""
         rank, region = self._lanes(pointer, mask, 2 * len(words), "st.async")
         if region is None:
@@ -266,8 +296,13 @@ class RegisterOps(Core):
         bar = self.bar(warp, barrier)
         self.check_live(warp, bar, "st.async", False)
         if bar.rank != rank:
-            self.found("protocol", ("st.async barrier",), lambda: f"{self.who(warp)}: st.async writes cta{rank} but completes on "
-                       f"{self.label(bar)}; both must be in one CTA")  # fmt: skip
+            self.found(
+                "protocol",
+                ("st.async barrier",),
+                lambda: (
+                    f"{self.who(warp)}: st.async writes cta{rank} but completes on {self.label(bar)}; both must be in one CTA"
+                ),
+            )
         size = int(np.count_nonzero(mask)) * 4 * len(words)
         agent = cluster.agent(("async", bar.rank, bar.offset))
         access = None
@@ -280,7 +315,11 @@ class RegisterOps(Core):
         free = max(time, cluster.store_free[warp.rank]) + size / self.costs.shared_store_bw
         cluster.store_free[warp.rank] = free
         jitter = self.random.random() * self.memory_jitter if self.seed else 0.0
-        self.push(free + self.costs.remote_latency + jitter, self._store_async_done, (warp, rank, region, values, bar, size, agent, access, clock))
+        self.push(
+            free + self.costs.remote_latency + jitter,
+            self._store_async_done,
+            (warp, rank, region, values, bar, size, agent, access, clock),
+        )
         return self.spend(warp, free - time + 4)
 
     def _store_async_done(self, event: tuple[Any, ...]) -> None:
@@ -289,7 +328,9 @@ class RegisterOps(Core):
             self.memory(warp, rank)[region.units] = values
         self.complete_write(warp, bar, size, agent, access, clock, "st.async", rank)
 
-    def complete_write(self, warp: Warp, bar: Any, size: int, agent: int, access: Access | None, clock: Clock, what: str, rank: int) -> None:
+    def complete_write(
+        self, warp: Warp, bar: Any, size: int, agent: int, access: Access | None, clock: Clock, what: str, rank: int
+    ) -> None:
         """Give an asynchronous write its tick and complete its bytes on ``bar``."""
         tick = warp.cluster.tick(agent)
         if access is not None:
@@ -297,4 +338,3 @@ class RegisterOps(Core):
             clock[agent] = tick
             self.touch(warp.cluster, rank, agent, tick, what)
         self._arrive((bar, 0, clock, warp, what, agent, tick, size, 0))
-

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Final
 from ..results import Finding, FindingKind
 
 if TYPE_CHECKING:
-    from .core import Core, Mbarrier, Warp
+    from .core import Core
     from .program import Program
+    from .state import Mbarrier, Warp
 
 MAX_PER_KIND: Final = 6  # more of the same kind say nothing new
+MAX_LINES: Final = 6  # waiters named in one deadlock
 
 # What a warp was seen doing -> what people call it; the first match names the role.
 _ROLES: Final = (
@@ -85,10 +87,21 @@ def shared_label(program: Program, low: int, high: int) -> str:
 def deadlock_text(machine: Core, stuck: list[Warp]) -> str:
     """Return who waits for what, and which roles should have arrived; one line per kind of waiter."""
     lines: dict[str, list[str]] = {}
-    for warp in stuck:
+    for warp in sorted(stuck, key=_distance_from_cause):
         line = _wait_text(machine, warp)
         lines.setdefault(line, []).append(machine.who(warp))
-    return "no progress: " + "; ".join(f"{_some(who)} {line}" for line, who in list(lines.items())[:8])
+    parts = [f"{_some(who)} {line if len(who) == 1 else line.replace('waits', 'wait', 1)}" for line, who in lines.items()]
+    return "no progress: " + "; ".join(parts[:MAX_LINES]) + (f"; and {len(parts) - MAX_LINES} more" if len(parts) > MAX_LINES else "")
+
+
+def _distance_from_cause(warp: Warp) -> int:
+    """Return a rank that puts barriers with something half done first: there the cause shows."""
+    if warp.block is None:
+        return 3
+    kind, subject, _ = warp.block
+    if kind == "mbarrier":
+        return 0 if subject.tx else 1 if subject.pending != subject.count else 2
+    return 1
 
 
 def _some(names: list[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ..errors import UnsupportedOp
-from .program import Binding, Compiler
+from .compiler import Binding, Compiler
 
 
 class _Region:
@@ -81,7 +81,9 @@ def _gemm_async(compiler: Compiler, s: Any) -> None:
         raise UnsupportedOp(f"gemm_async into lanes {lane[0]}:+{lane[1]}; modelled: all 128")
     group = int(dict(s.config).get("cta_group", 1))
     if column[1] != b.extents[-2] * group or a.extents[-2] != 128:
-        raise UnsupportedOp(f"gemm_async of [{a.extents[-2]}] x [{b.extents[-2]}] rows into {column[1]} columns, cta_group {group}")
+        raise UnsupportedOp(
+            f"gemm_async of [{a.extents[-2]}] x [{b.extents[-2]}] rows into {column[1]} columns, cta_group {group}"
+        )
     formats = (a.binding.dtype, b.binding.dtype)
     compiler.call(
         "mma", f"{d.binding.name} + {column[0]}", str(column[1]), _shared(compiler, a), _shared(compiler, b),
@@ -92,9 +94,13 @@ def _gemm_async(compiler: Compiler, s: Any) -> None:
 def _cast(compiler: Compiler, s: Any) -> None:
     target, source = (_Region(compiler, a) for a in s.args[:2])
     if (target.binding.kind, source.binding.kind) != ("regs", "regs") or source.binding.dtype != "float32":
-        raise UnsupportedOp(f"cast {source.binding.dtype} in {source.binding.kind} -> {target.binding.dtype} in {target.binding.kind}")
+        raise UnsupportedOp(
+            f"cast {source.binding.dtype} in {source.binding.kind} -> {target.binding.dtype} in {target.binding.kind}"
+        )
     first, count, _ = target.box[-1]
-    compiler.call("cast", target.binding.name, first, source.binding.name, source.box[-1][0], str(count), repr(target.binding.dtype))
+    compiler.call(
+        "cast", target.binding.name, first, source.binding.name, source.box[-1][0], str(count), repr(target.binding.dtype)
+    )
 
 
 def _copy(compiler: Compiler, s: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ..binary import write_whole
 from ..errors import InputError, MissingDependency
-from .core import Slice
+from .state import Slice
 from .trace import Recording
 
 # What an interval is -> (legend, colour, line width in pixels); drawn in this order, so that waits lie behind work.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ..binary import write_whole
-from .core import Slice
+from .state import Slice
 
 # Engines come before warps, in the order in which data pass through them.
 _ENGINES: Final = ("TMA", "tensor core", "store")
