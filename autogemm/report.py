@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -18,11 +19,12 @@ from .search.trial import Trial
 
 _COLORS: Final = {"measured": "#1b7f5c", "predicted": "#c77700", "cuBLAS": "#4a5568"}
 _STYLE: Final = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1a202c; background: #fff; max-width: 1180px; margin: 2rem auto;
+body { font: 15px/1.5 system-ui, sans-serif; color: #1a202c; background: #fff; max-width: 1400px; margin: 2rem auto;
   padding: 0 1.5rem; }
 h1 { font-size: 1.6rem; margin-bottom: .2rem; } h2 { font-size: 1.15rem; margin-top: 2.4rem; }
 p { max-width: 52rem; } .note { color: #4a5568; }
-table { border-collapse: collapse; font-size: 13px; } th { text-align: left; border-bottom: 2px solid #cbd5e0; }
+table { border-collapse: collapse; font-size: 13px; } th { text-align: left; border-bottom: 2px solid #cbd5e0;
+  white-space: nowrap; }
 th, td { padding: .3rem .7rem .3rem 0; vertical-align: top; } td { border-bottom: 1px solid #edf2f7; white-space: nowrap; }
 td.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .measured { color: #1b7f5c; font-weight: 600; } .predicted { color: #c77700; font-weight: 600; }
@@ -187,6 +189,18 @@ def _tie_section(rows: Sequence[Row]) -> str:
     return f"<h2>Tie sets</h2><p class='note'>{note}</p>" + _figure(figure) + _table(head, lines, numeric={2, 3, 4, 5, 6})
 
 
+_STUDY: Final = re.compile(r"(?:autogemm/)?(model|device)[-/](.+)-(\d+)-(float16|bfloat16)-\w+-\w+-(\d+x\d+x\d+)-[0-9a-f]+")
+
+
+def _label(study: str) -> str:
+    """Return a study's name for people: shape, type, GPU, and whether its values are predicted or measured."""
+    match = _STUDY.fullmatch(study)
+    if match is None:
+        return study
+    kind, gpu, sms, dtype, shape = match.groups()
+    return f"{shape} {dtype} {gpu} ({sms}), {'predicted' if kind == 'model' else 'measured'}"
+
+
 def _valued(trials: Sequence[Trial]) -> list[tuple[Trial, float]]:
     return [(t, t.value) for t in trials if t.outcome is Outcome.OK and t.value is not None]
 
@@ -202,11 +216,11 @@ def _landscape_section(studies: Mapping[str, Sequence[Trial]]) -> str:
         ordered = sorted(found, key=lambda pair: pair[1])
         best = ordered[0][1]
         figure.add_scatter(
-            x=list(range(1, len(ordered) + 1)), y=[value / best for _, value in ordered], mode="lines+markers", name=name,
-            text=[trial.config.id for trial, _ in ordered], marker={"size": 5},
+            x=list(range(1, len(ordered) + 1)), y=[value / best for _, value in ordered], mode="lines+markers",
+            name=_label(name), text=[trial.config.id for trial, _ in ordered], marker={"size": 5},
         )  # fmt: skip
     figure.update_xaxes(title="config, best first")
-    figure.update_yaxes(title="value / best value of the study", type="log")
+    figure.update_yaxes(title="time / best time of the study", type="log")
     return "<h2>Landscape</h2><p class='note'>Every config that was tried, by how far it is from the best.</p>" + _figure(
         figure
     )
@@ -224,7 +238,11 @@ def _regret_section(studies: Mapping[str, Sequence[Trial]]) -> str:
         for _, value in found:
             so_far = min(so_far, value)
             regret.append(100 * (so_far / best - 1))
-        figure.add_scatter(x=list(range(1, len(regret) + 1)), y=regret, mode="lines", line={"shape": "hv"}, name=name)
+        if not any(regret):
+            continue  # the first trial was the best, as where a model orders what the same model judges
+        figure.add_scatter(x=list(range(1, len(regret) + 1)), y=regret, mode="lines", line={"shape": "hv"}, name=_label(name))
+    if not figure.data:
+        return ""
     figure.update_xaxes(title="trials finished")
     figure.update_yaxes(title="best so far over best of the study, %", rangemode="tozero")
     return "<h2>Regret</h2><p class='note'>How soon the search had what it ended with.</p>" + _figure(figure)
@@ -238,7 +256,9 @@ def _rejection_section(studies: Mapping[str, Sequence[Trial]]) -> str:
                 counts[name, trial.outcome.value, trial.reason.splitlines()[0] if trial.reason else ""] += 1
     if not counts:
         return ""
-    lines = [[html.escape(name), outcome, html.escape(reason), str(n)] for (name, outcome, reason), n in counts.most_common()]
+    lines = [
+        [html.escape(_label(name)), outcome, html.escape(reason), str(n)] for (name, outcome, reason), n in counts.most_common()
+    ]
     return "<h2>Rejected candidates</h2>" + _table(["study", "outcome", "reason", "trials"], lines, numeric={3})
 
 
@@ -254,6 +274,7 @@ def _table(head: Sequence[str], lines: Sequence[Sequence[str]], *, numeric: set[
 
 def _figure(figure: Any) -> str:
     figure.update_layout(template="plotly_white", height=420, margin={"l": 60, "r": 20, "t": 20, "b": 60})
+    figure.update_layout(legend={"x": 1.01, "y": 1, "font": {"size": 11}})
     return str(figure.to_html(full_html=False, include_plotlyjs=False, config={"displaylogo": False}))
 
 

@@ -21,6 +21,9 @@ from . import live, options, render, target
 if TYPE_CHECKING:
     from ..search.progress import Done, Event
 
+# Up to so many rows are printed at length, more as a table.
+_SUMMARIES = 3
+
 
 def tune(
     shape: options.ShapeList = None,
@@ -113,8 +116,12 @@ def tune(
     if as_json:
         render.document({"database": str(database.folder), "rows": [_document(done) for done in view.done]})
     elif view.done:
-        for done in view.done:
-            render.row_summary(done.row)
+        rows = [done.row for done in view.done]
+        if len(rows) > _SUMMARIES:
+            render.row_table(rows)
+        else:
+            for row in rows:
+                render.row_summary(row)
         render.note(f"{len(view.done)} row{'s' if len(view.done) != 1 else ''} in {database.folder}")
     if failed:
         raise NothingFound(f"{len(problems) - len(view.done)} of {len(problems)} shapes have no usable kernel")
