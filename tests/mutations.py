@@ -458,6 +458,44 @@ SM100: Final[tuple[Mutation, ...]] = (
         "tile_scheduler.linear_idx = tile_count",
         after=_PRODUCER100,
     ),
+    # --- and some more of each
+    _sm100(
+        "v8", "allocation", "the ring lies over the barriers", "pool.move_base_to(SMEM_HEADER_BYTES)", "pool.move_base_to(0)"
+    ),
+    _sm100(
+        "v9",
+        "index",
+        "B is loaded to the next stage",
+        "Bsmem[tma_ps.stage, :, :]",
+        "Bsmem[(tma_ps.stage + 1) % PIPE_DEPTH, :, :]",
+    ),
+    _sm100(
+        "v9",
+        "count",
+        "a stage is announced twice",
+        "tma2mma_cta0.arrive(tma_ps.stage, STAGE_BYTES)",
+        "tma2mma_cta0.arrive(tma_ps.stage, STAGE_BYTES); tma2mma_cta0.arrive(tma_ps.stage, 0)",
+    ),
+    _sm100(
+        "v9",
+        "count",
+        "an accumulator is freed twice",
+        "ld2mma_cta0.arrive(slot)",
+        "ld2mma_cta0.arrive(slot); ld2mma_cta0.arrive(slot)",
+    ),
+    _sm100("v9", "mask", "loads are reported to the peer of the MMA warp", "tma2mma.remote_view(0)", "tma2mma.remote_view(1)"),
+    _sm100("v9", "mask", "writeback frees the peer's barrier", "ld2mma.remote_view(0)", "ld2mma.remote_view(1)"),
+    _sm100(
+        "v9",
+        "role",
+        "every lane waits for the store's read",
+        "if lane_id == 0:",
+        "if lane_id >= 0:",
+        after="# shared memory -> D",
+    ),
+    _sm100(
+        "v8", "role", "a warp without stores waits for them", "if warp_id == 0:", "if warp_id == 1:", after="Tx.cast(reg_out"
+    ),
 )
 
 _PRODUCER90: Final = "# ---------------- producer ----------------"
@@ -591,7 +629,11 @@ SM90: Final[tuple[Mutation, ...]] = (
         "tma2mma.arrive(fill.stage, stage_bytes + 128)",
     ),
     _sm90(
-        "split", "bytes", "one slice's partial sums are counted", "SLICES * PARTIAL * WARPGROUP * 4", "PARTIAL * WARPGROUP * 4"
+        "split",
+        "bytes",
+        "the bytes of one slice too many are awaited",
+        "(SLICES - 1) * PARTIAL * WARPGROUP * 4",
+        "SLICES * PARTIAL * WARPGROUP * 4",
     ),
     # --- masks and remote addresses
     _sm90("cooperative", "mask", "B goes to the own CTA only", "T.uint16((1 << GROUP) - 1)", "T.uint16(1)"),
@@ -709,9 +751,9 @@ SM90: Final[tuple[Mutation, ...]] = (
     _sm90(
         "cooperative",
         "allocation",
-        "a register count that is no multiple of 8",
-        "setmaxnreg.inc.sync.aligned.u32(REGISTERS[1])",
-        "setmaxnreg.inc.sync.aligned.u32(REGISTERS[1] - 2)",
+        "the producer gives back registers that it does not hold",
+        "setmaxnreg.dec.sync.aligned.u32(REGISTERS[0])",
+        "setmaxnreg.dec.sync.aligned.u32(REGISTERS[1])",
     ),
     # --- indices
     _sm90("cooperative", "index", "both halves of B go to one place", "cta_rank * RHS_PART", "0 * RHS_PART"),
@@ -789,18 +831,56 @@ SM90: Final[tuple[Mutation, ...]] = (
     _sm90(
         "split",
         "index",
-        "slices send to the same place",
-        "partials.ptr_to([consumer, cta_rank, thread * 4])",
-        "partials.ptr_to([consumer, 0, thread * 4])",
+        "threads' partial sums overlap",
+        "partials.ptr_to([consumer, slot, thread * 4])",
+        "partials.ptr_to([consumer, 0, thread * 2])",
     ),
     _sm90(
         "split",
         "index",
-        "the last slice's sum is added twice",
-        "partials.ptr_to([consumer, s,",
-        "partials.ptr_to([consumer, SLICES - 1,",
+        "own and received sums are mixed up",
+        "if cta_rank == s:",
+        "if cta_rank != s:",
     ),
     _sm90("split", "index", "every slice stores the same columns", "cta_rank * p.owned_cols if SLICES > 1 else 0", "0"),
+    # --- and some more of each
+    _sm90(
+        "ping-pong",
+        "allocation",
+        "the ring lies over the barriers",
+        "pool.move_base_to(SMEM_HEADER_BYTES)",
+        "pool.move_base_to(0)",
+    ),
+    _sm90(
+        "cooperative",
+        "count",
+        "a stage is freed twice",
+        "mma2tma.arrive(stage, remote=thread)",
+        "mma2tma.arrive(stage, remote=thread); mma2tma.arrive(stage, remote=thread)",
+    ),
+    _sm90(
+        "cooperative",
+        "role",
+        "a thread of every warp frees the stage",
+        "thread = T.meta_var(warp_id * 32 + lane_id)",
+        "thread = T.meta_var(lane_id)",
+    ),
+    _sm90("ping-pong", "phase", "ping-pong consumers skip one tile only", "if PINGPONG:  # and pass", "if False:  # and pass"),
+    _sm90(
+        "ping-pong",
+        "index",
+        "both ping-pong consumers stage D in one place",
+        "out_smem.ptr_to([consumer,",
+        "out_smem.ptr_to([0,",
+        every=True,
+    ),
+    _sm90(
+        "cooperative",
+        "mask",
+        "loads are reported one stage too late",
+        "tma2mma.ptr_to([fill.stage])",
+        "tma2mma.ptr_to([(fill.stage + 1) % DEPTH])",
+    ),
 )
 
 MUTATIONS: Final[tuple[Mutation, ...]] = SM100 + SM90

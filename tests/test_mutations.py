@@ -1,0 +1,70 @@
+"""Every planted fault is found, under every schedule tried: a part of them here, all of them where slow tests run."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tvm")
+
+from mutants import found, run, source_of
+from mutations import CONFIGS, MUTATIONS, SM90, SM100, Mutation
+
+from autogemm.arch import arch
+from autogemm.constraints import violations
+from autogemm.results import Level
+
+LEVELS: dict[str, Level] = {"sm_100a": "tile", "sm_90a": "ptx"}
+# Every seventh, and never the same subject only: about 25 of them in less than a minute.
+FAST = SM100[::7] + SM90[::9]
+
+
+def identity(mutation: Mutation) -> str:
+    return f"{mutation.arch_name}-{mutation.config}-{mutation.name}".replace(" ", "_")
+
+
+def assert_found(mutation: Mutation, folder: Path, seeds: tuple[int, ...]) -> None:
+    verdicts = [found(v) for v in run(mutation, folder, level=LEVELS[mutation.arch_name], seeds=seeds)]
+    missed = [seed for seed, verdict in zip(seeds, verdicts, strict=True) if not verdict]
+    assert not missed, f"not found under seeds {missed}: {mutation.name}"
+
+
+def test_there_are_at_least_60_faults_over_both_archs_and_all_subjects() -> None:
+    assert len(SM100) >= 60 and len(SM90) >= 60
+    for part in (SM100, SM90):
+        assert len({m.name for m in part}) == len(part)
+    assert {m.subject for m in MUTATIONS} == {
+        "role", "phase", "count", "bytes", "mask", "fence", "barrier", "allocation", "index", "store",
+    }  # fmt: skip
+
+
+def test_every_fault_still_applies_to_the_generators_source() -> None:
+    for mutation in MUTATIONS:
+        text = source_of(mutation)
+        changed = mutation.apply(text)
+        assert changed != text
+        ast.parse(changed)
+
+
+def test_an_edit_whose_text_is_gone_fails_loudly() -> None:
+    with pytest.raises(LookupError, match="no longer holds"):
+        MUTATIONS[0].apply("nothing of a kernel")
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_the_kernels_that_faults_are_planted_in_are_legal(name: str) -> None:
+    arch_name = next(m.arch_name for m in MUTATIONS if m.config == name)
+    assert violations(CONFIGS[name], arch(arch_name).name) == []
+
+
+@pytest.mark.parametrize("mutation", FAST, ids=identity)
+def test_a_planted_fault_is_found(mutation: Mutation, tmp_path: Path) -> None:
+    assert_found(mutation, tmp_path, (0, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=identity)
+def test_every_planted_fault_is_found_under_every_seed(mutation: Mutation, tmp_path: Path) -> None:
+    assert_found(mutation, tmp_path, (0, 1, 2, 3, 4))
