@@ -1,0 +1,65 @@
+"""Time every compiled candidate on every shape of a file, all samples kept: the landscape that a search is judged by.
+
+Usage: python scripts/sweep.py --candidates DIR --shapes FILE --out FILE [--dtype float16] [--within 3] [--rounds 3] [--cold]
+Needs a GPU of the candidates' arch. Candidates predicted to take more than ``--within`` times the predicted best are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from autogemm.arch import DEFAULT_GPU, gpu
+from autogemm.binary import read_folder, write_whole
+from autogemm.measure.device_bench import DeviceBench
+from autogemm.measure.sweep import SCHEMA, sweep
+from autogemm.predict.closed_form import rank
+from autogemm.problem import Problem
+from autogemm.shapes import read_shapes
+
+
+def main() -> int:
+    """Write the landscape after every shape, so that a broken run keeps what it has."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--candidates", type=Path, required=True)
+    parser.add_argument("--shapes", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--dtype", default="float16")
+    parser.add_argument("--within", type=float, default=3.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--group", type=int, nargs="+", default=[8], help="values of l2_group_size")
+    parser.add_argument("--cold", action="store_true")
+    given = parser.parse_args()
+    binaries = {b.config: b for b in read_folder(given.candidates) if b.manifest.dtype == given.dtype}
+    target = gpu(DEFAULT_GPU[next(iter(binaries.values())).manifest.arch])  # type: ignore[index]
+    shapes, found, started = [], [], time.perf_counter()
+    bench: DeviceBench | None = None
+    for shape in read_shapes(given.shapes):
+        problem = Problem(m=shape.m, n=shape.n, k=shape.k, dtype=given.dtype)
+        ranked = rank(problem, list(binaries), target)
+        limit = given.within * ranked[0][1].time_s
+        configs = [replace(c, l2_group_size=g) for c, p in ranked if p.time_s <= limit for g in given.group]
+        bench = DeviceBench(problem) if bench is None else bench
+        candidates = [(binaries[c.binary], c) for c in configs]
+        for landscape in sweep([problem], candidates, rounds=given.rounds, cold=given.cold, bench=bench):
+            found.append(landscape.to_json())
+            base = sorted(landscape.baseline_s)[len(landscape.baseline_s) // 2]
+            times = sorted((sorted(s)[len(s) // 2], name) for name, s in landscape.samples_s.items())
+            best = "  ".join(f"{name} {base / t:.3f}" for t, name in times[:3])
+            shapes.append(base / times[0][0] if times else 0.0)
+            print(f"{problem.shape:18} {len(configs):4} tried, {len(landscape.failed)} failed, cuBLAS {base * 1e6:9.2f} us  "
+                  f"{best}  [{time.perf_counter() - started:.0f} s]", flush=True)  # fmt: skip
+            for name, (outcome, reason) in landscape.failed.items():
+                print(f"    {name}: {outcome.value} {reason[:120]}", flush=True)
+            write_whole(given.out, json.dumps({"schema": SCHEMA, "shapes": found}).encode())
+    if bench is not None:
+        bench.close()
+    return 0 if shapes and all(shapes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
