@@ -21,6 +21,7 @@ from ..constraints import problem_violations, violations
 from ..database import Database
 from ..device import Device
 from ..errors import CompileError, IllegalConfig, InputError, MissingDependency
+from ..kernel_store import keep
 from ..predict.closed_form import MODEL
 from ..problem import Problem
 from ..record import Key, Provenance, Row
@@ -167,6 +168,8 @@ class Tuner:
                 key=key, config=choice.candidate.config, evidence=choice.evidence, check=choice.candidate.check,
                 race=choice.race, provenance=provenance(choice.candidate.binary, choice.evidence),
             )  # fmt: skip
+            if row.measurement is not None:
+                keep(choice.candidate.binary)  # dispatch finds it there, also where there is no compiler
             row = self.database.put(row)
             if isinstance(store, OptunaStore) and options.storage is not None:
                 store.set_attribute("open", False)
