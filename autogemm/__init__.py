@@ -17,7 +17,7 @@ _EXPORTS = {
     "UnsupportedOp": "errors",
     "Problem": "problem", "Config": "config", "Database": "database", "Row": "record", "Device": "device",
     "Decision": "decision",
-    "matmul": "dispatch", "explain": "dispatch", "prepare": "dispatch", "use_database": "dispatch",
+    "matmul": "dispatch", "explain": "dispatch", "prepare": "dispatch", "use_database": "dispatch", "refresh": "dispatch",
     "linear": "layers", "patch": "layers", "load": "loading", "load_bundle": "bundle", "make_bundle": "bundle",
     "tune": "search.tune", "Budget": "search.progress", "check_config": "simulate.check", "check_primfunc": "simulate.check",
     "record_shapes": "shapes",
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .dispatch import explain as explain
     from .dispatch import matmul as matmul
     from .dispatch import prepare as prepare
+    from .dispatch import refresh as refresh
     from .dispatch import use_database as use_database
     from .errors import AutogemmError as AutogemmError
     from .errors import CompileError as CompileError

@@ -382,6 +382,12 @@ def use_database(folder: Path | str | None, *, unless_set: bool = False) -> None
             )  # fmt: skip
 
 
+def refresh() -> None:
+    """Make matmul read the rows again before its next product; for use after they were changed, as by tuning."""
+    if _current is not None:
+        _current.refresh()
+
+
 def matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, sm_count: int | None = None) -> torch.Tensor:
     """Return ``a @ b`` with the meaning, result type and errors of torch.matmul.
 
