@@ -18,6 +18,11 @@ WORKING_SET: Final = 32
 # A kernel that is already compiled is good enough for a prediction if the model puts it within this of the best.
 CACHED_SLACK: Final = 0.02
 
+# A measuring search tries the Binaries whose best prediction is within ENTRY_SLACK of the best, and at least ENTRY_LEAST.
+# On 24 shapes on an H200 the first Config within 2 % of the best was always predicted within 1.02x (docs/search.md).
+ENTRY_SLACK: Final = 1.5
+ENTRY_LEAST: Final = 24
+
 # Binaries of which the device evaluator also tries the other launch-time knobs, which cost no compilation.
 VARIED_BINARIES: Final = 3
 
@@ -36,6 +41,18 @@ def reference_problems(dtype: str) -> list[Problem]:
 def ranked(problem: Problem, configs: Iterable[Config], gpu: Gpu, sm_count: int | None = None) -> list[Config]:
     """Return ``configs`` by predicted time, best first; equal times keep their order."""
     return [config for config, _ in rank(problem, configs, gpu, sm_count=sm_count)]
+
+
+def entrants(problem: Problem, order: Sequence[Config], gpu: Gpu, sm_count: int | None = None) -> list[Config]:
+    """Return the Configs of ``order``, best first, that a measuring search tries: see ENTRY_SLACK."""
+    if not order:
+        return []
+    limit = ENTRY_SLACK * predict(problem, order[0], gpu, sm_count=sm_count).time_s
+    return [
+        config
+        for i, config in enumerate(order)
+        if i < ENTRY_LEAST or predict(problem, config, gpu, sm_count=sm_count).time_s <= limit
+    ]
 
 
 def per_binary(order: Sequence[Config]) -> list[Config]:

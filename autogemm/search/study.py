@@ -8,6 +8,7 @@ once more, and the result of a trial that was taken away is dropped, so that no 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -15,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from filelock import FileLock
 
@@ -34,9 +35,6 @@ from .storage import (
     transient_errors,
 )
 from .trial import MAX_ATTEMPTS, Ticket, Trial
-
-# Suggestions of a sampler that turn out illegal or known before a caller is told that it has no more ideas.
-_MAX_SUGGESTIONS: Final = 50
 
 _T = TypeVar("_T")
 
@@ -213,19 +211,19 @@ class OptunaStore:
         from optuna.distributions import CategoricalDistribution
 
         assert self._axes is not None
-        base = next(iter(self._axes.members))
         known = {t.user_attrs.get("id") for t in self._trials()}
+        untried = [config for config in self._axes.members if config.id not in known]
+        if not untried:
+            return None
         distributions = {name: CategoricalDistribution(values) for name, values in self._axes.values.items()}
-        for _ in range(_MAX_SUGGESTIONS):
-            trial = self._patiently(self._ask_study, distributions)
-            config = Config.from_knobs(trial.params, base=base)
-            if config.id not in known and config in self._axes.members:
-                self._patiently(self._set_attribute, trial.number, "knobs", config.to_knobs())
-                self._patiently(self._set_attribute, trial.number, "id", config.id)
-                self._start_heartbeat(trial.number)
-                return Ticket(number=trial.number, config=config)
-            self._patiently(self._drop, trial.number, "known" if config.id in known else "illegal")
-        return None
+        trial = self._patiently(self._ask_study, distributions)
+        # Most combinations of knob values are illegal: take the nearest Config that is a member and was not tried.
+        wanted = Config.from_knobs(trial.params, base=untried[0])
+        config = min(untried, key=lambda c: (_apart(c, wanted), c.id))
+        self._patiently(self._set_attribute, trial.number, "knobs", config.to_knobs())
+        self._patiently(self._set_attribute, trial.number, "id", config.id)
+        self._start_heartbeat(trial.number)
+        return Ticket(number=trial.number, config=config)
 
     def _fail_orphans(self) -> None:
         """Queue again what a killed owner of a local study was running; holding its lock shows that it is gone."""
@@ -304,6 +302,12 @@ class OptunaStore:
                 self._quiet_until = time.monotonic() + self._grace_s
             self._last_contact = time.monotonic()
             return result
+
+
+def _apart(one: Config, other: Config) -> float:
+    """Return a distance in knob space: octaves between integers, 1 between truth values."""
+    pairs = zip(one.to_knobs().values(), other.to_knobs().values(), strict=True)
+    return sum(abs(math.log2(a / b)) if not isinstance(a, bool) else float(a != b) for a, b in pairs)
 
 
 def open_local(

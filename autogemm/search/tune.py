@@ -28,7 +28,7 @@ from ..record import Key, Provenance, Row
 from ..results import Measurement, Prediction
 from ..settings import cache_folder
 from ..space import Space, load_space
-from .candidates import WORKING_SET, per_binary, ranked, working_set
+from .candidates import WORKING_SET, entrants, per_binary, ranked, working_set
 from .evaluate import Bench, DeviceEvaluator, Evaluator, ModelEvaluator
 from .gate import SimulatorGate, simulator_hash
 from .loop import BATCH, Search
@@ -146,7 +146,7 @@ class Tuner:
         axes = Axes.of([*order, *pool]) if self._sampler(len(pool) or len(order)) != "order" else None
         store = self._store(key, axes, progress)
         try:
-            if held is not None and self._still_good(held, budget, store, [*order, *pool], progress):
+            if held is not None and self._still_good(held, budget, store, order, progress):
                 progress(Done(row=held, reused=True, compiled=0, elapsed_s=time.monotonic() - began))
                 return held
             queued = order if axes is None else order[:WORKING_SET]
@@ -201,10 +201,13 @@ class Tuner:
                 c for c in supply.configs if not violations(c, self.arch, problem)
             ]
             configs = list(dict.fromkeys(configs))
+        configs = [config for config in configs if config.cta_group <= self.sm_count]
         order = ranked(problem, configs, self.gpu, self._predicted_sms) if self.gpu is not None else configs
         if self.kind == "device":
             firsts = per_binary(order)
-            return (firsts, order) if budget.trials is None else (firsts[: budget.trials], order)
+            if budget.trials is not None:
+                return firsts[: budget.trials], order
+            return entrants(problem, firsts, self.gpu, self._predicted_sms) if self.gpu is not None else firsts, order
         assert self.gpu is not None
         size = WORKING_SET if budget.trials is None else budget.trials
         chosen = working_set(problem, order, self.gpu, size=size, is_cached=lambda config: is_cached(config, self.arch, dtype))
