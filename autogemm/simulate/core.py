@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,8 +94,18 @@ class Core:
         if len(self.findings):
             launched = ()  # the launch fails; there is nothing to execute
         self.clusters = [self._launch(index) for index in launched]
+        self._check_layout()
 
     # ---- start, run, finish
+
+    def _check_layout(self) -> None:
+        """Report mbarriers that share bytes with a data buffer: whoever writes the one breaks the other."""
+        for start, count, name in self.program.barriers:
+            for buffer in self.program.shared_buffers:
+                first, last = buffer.offset, buffer.offset + buffer.elements * buffer.itemsize
+                if start < last and first < start + 8 * count:
+                    text = f"mbarriers {name} (bytes {start}:{start + 8 * count}) overlap {buffer.name} (bytes {first}:{last})"
+                    self.found("resource", ("overlap", name), partial(str, text + " in shared memory"))
 
     def _launch(self, index: int) -> Cluster:
         cluster = Cluster(index, self.ctas)
