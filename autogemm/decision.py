@@ -24,9 +24,9 @@ from .record import Key, Row
 Source = Literal["exact", "nearest", "default", "torch"]
 
 # Times of two shapes come from different moments at different clocks, and a bound that joins them must allow for it. On an
-# H200, over 66 Configs and 24 shapes, no shape's best Config ran more than 10 % longer on a shape that is no larger in any
-# extent (cuBLAS: 5 %).
-TRANSFER_SLACK: Final = 0.10
+# H200, over 66 Configs and 24 shapes, no shape's best Config ran more than 11 % longer on a shape that is no larger in any
+# extent (cuBLAS: 6 %).
+TRANSFER_SLACK: Final = 0.11
 
 DEFAULT_CONFIG: Final[dict[ArchName, Config]] = {
     "sm_90a": named_config("cooperative", "sm_90a"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import threading
 import warnings
@@ -371,6 +372,22 @@ def test_predicted_rows_run_only_if_allowed() -> None:
         dispatcher = dispatcher_of([predicted(64, 128, 256)], machine=machine, unmeasured=allowed)
         same(dispatcher.matmul(*operands(64, 128, 256)), *operands(64, 128, 256))
         assert len(machine.launches) == int(allowed)
+
+
+def test_eight_ranks_choose_the_same_whatever_they_served_before() -> None:
+    near_ties = [
+        measured(m, 128, 256, kernel_us=50 + m / 1000, ratio=1.2, config=CONFIG if m % 16 else SKINNY) for m in range(8, 72, 8)
+    ]
+    asked = [Problem(m=m, n=128, k=256) for m in (8, 12, 20, 24, 40, 60, 64, 100)]
+    answers = set()
+    for rank in range(8):
+        rows = near_ties[rank:] + near_ties[:rank]
+        dispatcher = dispatcher_of(rows, machine=FakeMachine())
+        for problem in asked[rank:] if rank % 2 else ():  # this rank has served others before
+            dispatcher.decide(problem, -1)
+        answers.add(json.dumps([dispatcher.decide(problem, -1).to_json() for problem in asked]))
+    assert len(answers) == 1
+    assert {answer["source"] for answer in json.loads(answers.pop())} == {"exact", "nearest", "torch"}
 
 
 def test_refresh_reads_new_rows_and_added_ones_come_first(machine: FakeMachine) -> None:
