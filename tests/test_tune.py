@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import signal
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -193,46 +193,56 @@ def test_a_budget_ends_the_search(tmp_path: Path, candidates: Path, budget: Budg
     assert any("the search ends" in note.text for note in run.of(Note)) or budget.trials is not None
 
 
-_TUNER = """
-import os, signal, sys
-sys.path.insert(0, {tests!r})
-import test_tune
-from pathlib import Path
-problem, times = test_tune.times_of(2)
-def log(event):
-    if isinstance(event, test_tune.Tried):
-        print(event.trial.config.id, flush=True)
-run = test_tune.Run.__new__(test_tune.Run)
-bench = test_tune.FakeBench(times, 1e-4, pause_s=0.003)
-options = test_tune.Options(space=test_tune.space_of(test_tune.CONFIGS), candidates=Path({candidates!r}))
-with test_tune.Tuner(test_tune.H200, evaluator="device", db=test_tune.Database(Path({db!r})), options=options,
-                     bench=lambda p: bench) as tuner:
-    print("begin", flush=True)
-    tuner.tune(problem, None, log)
-"""
-
-
 @pytest.mark.slow
-def test_a_tuner_killed_at_random_repeats_nothing_and_tears_nothing(tmp_path: Path, candidates: Path) -> None:
-    source, told, kills = random.Random(3), [], 0
-    code = _TUNER.format(tests=str(Path(__file__).parent), candidates=str(candidates), db=str(tmp_path / "db"))
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None and process.stdout.readline() == "begin\n"
-        if kills < 8:
-            time.sleep(source.random() * 0.4)
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        told += process.stdout.read().split()
-        if process.wait() == 0:
+def test_fifty_random_kills_repeat_nothing_lose_nothing_and_tear_nothing(tmp_path: Path, candidates: Path) -> None:
+    source, kills, database = random.Random(3), 0, Database(tmp_path / "db")
+    finished_shapes = 0
+    for index in range(len(SHAPES)):
+        problem, times = times_of(index)
+        log = tmp_path / f"told-{index}"
+        whole = False
+        while not whole:
+            pid = os.fork()  # a child with everything imported, so that a kill lands inside the search
+            if pid == 0:
+                _tune_and_log(tmp_path / "db", candidates, problem, times, log)
+            if source.random() < 0.85:
+                time.sleep(source.random() * 0.8)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            assert status in (0, -signal.SIGKILL)
+            kills += status != 0
+            whole = status == 0
+            database.rows()  # parses at every moment
+        told = log.read_text().split()
+        assert len(told) == len(set(told)), "a finished trial was repeated"
+        finished_shapes += 1
+        trials = next(t for name, t in read_trials(tmp_path / "cache" / "studies") if problem.shape in name)
+        ids = [trial.config.id for trial in trials]
+        assert len(ids) == len(set(ids)) and {c.id for c in entrants_of(problem)} <= set(ids)
+        if kills >= 50:
             break
-        Database(tmp_path / "db").rows()  # parses at every moment
-    assert process.returncode == 0 and kills >= 1
-    assert len(told) == len(set(told)), "a finished trial was repeated"
-    ((_, trials),) = read_trials(tmp_path / "cache" / "studies")
-    assert sorted(t.config.id for t in trials) == sorted(c.id for c in entrants_of(times_of(2)[0]))
-    assert Database(tmp_path / "db").rows()[0].status == "measured"
+    assert kills >= 50 and len(database.rows()) == finished_shapes
+
+
+def _tune_and_log(folder: Path, candidates: Path, problem: Problem, times: dict[Config, float], log: Path) -> None:
+    """Tune in a forked child, writing each finished trial's id to ``log``; never returns."""
+    status = 1
+    try:
+        with log.open("a") as out:
+
+            def told(event: Event) -> None:
+                if isinstance(event, Tried):
+                    out.write(event.trial.config.id + "\n")
+                    out.flush()
+
+            options = Options(space=space_of(CONFIGS), candidates=candidates)
+            bench = FakeBench(times, BASELINE_S, pause_s=0.004)
+            with Tuner(H200, evaluator="device", db=Database(folder), options=options, bench=lambda p: bench) as tuner:
+                tuner.tune(problem, None, told)
+        status = 0
+    finally:
+        os._exit(status)
 
 
 def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path, candidates: Path) -> None:

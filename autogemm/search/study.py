@@ -2,7 +2,7 @@
 
 A local study is a journal file that one process at a time owns; a shared one is a database (PostgreSQL) that workers on many
 GPUs and hosts claim from, with heartbeats. Either way a killed process costs at most the trials it was running: they are run
-once more, and the result of a trial that was taken away is dropped, so that no trial finishes twice.
+again, and the result of a trial that was taken away is dropped, so that no trial finishes twice.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .storage import (
     shared_study,
     transient_errors,
 )
-from .trial import MAX_ATTEMPTS, Ticket, Trial
+from .trial import LOCAL_ATTEMPTS, MAX_ATTEMPTS, Ticket, Trial
 
 _T = TypeVar("_T")
 
@@ -111,7 +111,7 @@ class OptunaStore:
                     settled.add(config_id)
         added = 0
         for config in configs:
-            if config.id in settled or attempts.get(config.id, 0) >= MAX_ATTEMPTS:
+            if config.id in settled or attempts.get(config.id, 0) >= (MAX_ATTEMPTS if self._shared else LOCAL_ATTEMPTS):
                 continue
             settled.add(config.id)
             attrs = {"id": config.id, "knobs": config.to_knobs()}

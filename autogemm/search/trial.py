@@ -12,8 +12,10 @@ from ..errors import InputError
 from ..record import decode
 from ..results import Outcome
 
-# Runs of one trial that may end in the death of the process before the trial is given up: the first and one retry.
+# Runs of one trial that may end in the death of its process before it is given up. A worker runs one trial at a time, which
+# is then the likely cause: the first run and one retry. A local tuner holds a batch, and mostly dies because someone stops it.
 MAX_ATTEMPTS = 2
+LOCAL_ATTEMPTS = 6
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
