@@ -9,6 +9,7 @@ import signal
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,17 @@ def test_a_new_knob_value_times_only_what_is_new(tmp_path: Path, candidates: Pat
     before = set(entrants_of(problem, CONFIGS[:40]))
     assert more.of(Planned)[0].finished == len(before)
     assert {e.trial.config for e in more.of(Tried)} == set(entrants_of(problem)) - before
+
+
+def test_what_won_on_a_near_shape_takes_part_whatever_the_model_says(tmp_path: Path, candidates: Path) -> None:
+    problem, times = times_of(2)
+    first = Run(tmp_path / "db", candidates, times, problem=problem)
+    outsider = next(config for config in CONFIGS if config not in entrants_of(problem))
+    proven = replace(first.row, key=replace(first.row.key, m=problem.m + 8), config=outsider)
+    Database(tmp_path / "near").put(proven)
+    times[outsider] = 0.9 * min(times.values())
+    run = Run(tmp_path / "near", candidates, times, problem=problem, fresh=True)
+    assert run.row.config == outsider
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from ..config import Config
 from ..constraints import problem_violations, violations
 from ..database import Database
 from ..device import Device
-from ..errors import CompileError, IllegalConfig, InputError, MissingDependency
+from ..errors import CompileError, DatabaseError, IllegalConfig, InputError, MissingDependency
 from ..kernel_store import keep
 from ..predict.closed_form import MODEL
 from ..problem import Problem
@@ -43,6 +43,9 @@ STUDY_PREFIX: Final = "autogemm/"
 
 # A space up to this size is tried as a whole in model order, which beats every sampler there (docs/search.md).
 EXHAUSTIVE_LIMIT: Final = 4096
+
+# Rows of the nearest shapes whose Configs are tried whatever the model says of them.
+PROVEN_ROWS: Final = 4
 
 Kind = Literal["model", "device"]
 
@@ -205,13 +208,23 @@ class Tuner:
         order = ranked(problem, configs, self.gpu, self._predicted_sms) if self.gpu is not None else configs
         if self.kind == "device":
             firsts = per_binary(order)
-            if budget.trials is not None:
-                return firsts[: budget.trials], order
-            return entrants(problem, firsts, self.gpu, self._predicted_sms) if self.gpu is not None else firsts, order
+            chosen = entrants(problem, firsts, self.gpu, self._predicted_sms) if self.gpu is not None else firsts
+            # What won on the nearest shapes takes part whatever the model says of it.
+            proven = {config.binary for config in self._proven(problem)} - {config.binary for config in chosen}
+            chosen = chosen if budget.trials is None else chosen[: max(1, budget.trials - len(proven))]
+            return chosen + [config for config in firsts if config.binary in proven], order
         assert self.gpu is not None
         size = WORKING_SET if budget.trials is None else budget.trials
         chosen = working_set(problem, order, self.gpu, size=size, is_cached=lambda config: is_cached(config, self.arch, dtype))
         return chosen, []
+
+    def _proven(self, problem: Problem) -> list[Config]:
+        """Return the Configs of the measured Rows nearest to ``problem``."""
+        try:
+            near = self.database.nearest(self.key(problem))
+        except DatabaseError:
+            return []  # of another GPU's file; it is not this search that must stop for it
+        return [n.row.config for n in near if n.row.status == "measured"][:PROVEN_ROWS]
 
     @property
     def _predicted_sms(self) -> int | None:
