@@ -19,8 +19,6 @@ sys.path.insert(0, str(ROOT / "tests"))
 from mutants import found, run  # noqa: E402
 from mutations import CONFIGS, MUTATIONS, Mutation  # noqa: E402
 
-from autogemm.kernel.generate import generator_hash  # noqa: E402
-
 LEVELS = {"sm_100a": "tile", "sm_90a": "ptx"}
 
 
@@ -42,8 +40,6 @@ def table(results: dict[str, list[str]], seeds: int) -> str:
         f"{len(results)} faults under {seeds} schedules each: {len(results) - len(missed)} were found under every schedule.",
         "sm_100a kernels run as traced (tile level), sm_90a kernels after lowering (ptx level). *Found as* lists the kinds of",
         "finding under the first schedule; where other schedules show further kinds, those follow in brackets.",
-        "",
-        f"Generator {generator_hash()}.",
     ]
     for arch_name in LEVELS:
         lines += ["", f"## {arch_name}", "", "| kernel | subject | fault | found as |", "|---|---|---|---|"]
