@@ -127,11 +127,11 @@ def racing(case: Case, folder: Path, cut: bool = True) -> Iterator[Step]:
     dropped: set[str] = set()
     for start in range(0, len(order), 16):
         batch = [config.id for config in order[start : start + 16]]
-        leader = min(ratios, key=lambda name: ratios[name]) if ratios else None
+        leader = min(set(ratios) - dropped, key=lambda name: ratios[name]) if ratios else None
         heat = run_heat(bench, [*batch, *([leader] if leader else [])], rules.screening, rules=rules, entered=len(order))
-        ratios.update({name: heat.ratio(name) for name in batch})
-        dropped |= set(heat.dropped) & set(batch)
-        yield bench.spent_s, start + len(batch), by_id[min(ratios, key=lambda name: ratios[name])]
+        ratios.update({name: heat.value(name) for name in batch})
+        dropped |= set(heat.dropped)
+        yield bench.spent_s, start + len(batch), by_id[min(set(ratios) - dropped, key=lambda name: ratios[name])]
     alive = sorted((n for n in ratios if n not in dropped), key=lambda name: ratios[name])[: rules.finalists]
     alive.sort(key=lambda name: order.index(by_id[name]))
     result = run_final(bench, alive, rules=rules, entered=len(order))

@@ -126,6 +126,17 @@ def test_a_candidate_that_fails_while_timed_is_out_and_the_others_go_on() -> Non
         run_heat(Failing({BASELINE: 1e-4, "a": 1e-4}), ["a"], (3,), rules=RULES, entered=1)
 
 
+def test_a_disturbed_baseline_does_not_make_a_dropped_candidate_look_best() -> None:
+    class Disturbed(ScriptedTimer):
+        def round(self, names):  # type: ignore[no-untyped-def]
+            times = super().round(names)
+            return {**times, BASELINE: times[BASELINE] * (2 if self.rounds == 1 else 1)}
+
+    heat = run_heat(Disturbed({BASELINE: 1e-4, "a": 1e-4, "b": 1.5e-4}), ["a", "b"], (1, 2, 3), rules=RULES, entered=2)
+    assert heat.dropped == {"b": 1} and heat.ratio("b") == pytest.approx(0.75)
+    assert heat.value("a") == pytest.approx(1.0) and heat.value("b") == pytest.approx(1.5)
+
+
 def test_resampling_shows_a_coin_toss_and_a_sure_thing() -> None:
     source = random.Random(2)
     noisy = {name: [1 + source.gauss(0, 0.02) for _ in range(12)] for name in "ab"}

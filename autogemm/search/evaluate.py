@@ -132,14 +132,16 @@ class DeviceEvaluator:
             heat = run_heat(self._bench, names, self.rules.screening, rules=self.rules, entered=max(entered, len(names)))
         except NothingFound:
             return [self._failed(c) for c in candidates]
+        if self._leader is not None and self._leader[1] in heat.dropped:
+            self._leader = None  # beaten by one of these
         trials = []
         for candidate in candidates:
             name = candidate.config.id
             if name not in ready or name in heat.failed:
                 trials.append(self._failed(candidate))
                 continue
-            value = heat.ratio(name)
-            if self._leader is None or value < self._leader[0]:
+            value = heat.value(name)
+            if name not in heat.dropped and (self._leader is None or value < self._leader[0]):
                 self._leader = (value, name)
             pairs = tuple(zip(heat.samples[name], heat.samples[BASELINE], strict=False))
             detail = {"dropped_after": heat.dropped[name]} if name in heat.dropped else {}

@@ -76,6 +76,15 @@ class Heat:
         """Return the median of candidate/baseline time over the candidate's rounds (below 1: faster than the baseline)."""
         return statistics.median(t / b for t, b in zip(self.samples[name], self.samples[BASELINE], strict=False))
 
+    def value(self, name: str) -> float:
+        """Return the ratio to the baseline by way of the leader: paired with the leader, whose own ratio has all the rounds.
+
+        One disturbed baseline sample in the only round of a dropped candidate would otherwise make it look like the best.
+        """
+        leader = self.survivors[0]
+        pairs = zip(self.samples[name], self.samples[leader], strict=False)
+        return self.ratio(leader) * statistics.median(t / best for t, best in pairs)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
