@@ -11,9 +11,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from autogemm.binary import Binary
+from autogemm.cli import target
 from autogemm.cli.main import app
 from autogemm.config import named_config
 from autogemm.database import Database
+from autogemm.device import Device
+from autogemm.errors import InputError
 from autogemm.problem import Problem
 from autogemm.record import Key, Provenance, Row
 from autogemm.results import Prediction
@@ -323,3 +326,29 @@ def test_timelines_are_written_where_they_are_asked_for(tmp_path: Path) -> None:
     assert len(json.loads(result.stdout)) == 2
     assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
     assert "simulated, not measured" in (tmp_path / "t.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arch", "gpu", "predict", "expected"),
+    [
+        (None, None, False, ("nvidia-h200", 0, "")),
+        ("sm_90a", 1, False, ("nvidia-h200", 1, "")),
+        ("sm_100a", None, False, ("nvidia-b200", None, "the GPU here is NVIDIA H200 (sm_90a)")),
+        (None, None, True, ("nvidia-b200", None, "asked to predict")),
+        ("sm_90a", None, True, ("nvidia-h200", None, "asked to predict")),
+    ],
+)
+def test_tune_measures_where_the_gpu_here_is_of_the_asked_arch(
+    arch: str | None, gpu: int | None, predict: bool, expected: tuple[str, int | None, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = Device(arch="sm_90a", gpu="nvidia-h200", sm_count=132, name="NVIDIA H200")
+    monkeypatch.setattr("autogemm.local.local_device", lambda index=0: here)
+    found = target.resolve(arch, gpu, predict=predict)
+    assert (found.device.gpu, found.index, found.reason) == expected
+
+
+def test_asking_for_a_gpu_of_another_arch_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Device(arch="sm_90a", gpu="nvidia-h200", sm_count=132, name="NVIDIA H200")
+    monkeypatch.setattr("autogemm.local.local_device", lambda index=0: here)
+    with pytest.raises(InputError, match=r"--gpu 0 is NVIDIA H200 \(sm_90a\), not sm_100a"):
+        target.resolve("sm_100a", 0, predict=False)
