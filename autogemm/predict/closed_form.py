@@ -52,9 +52,8 @@ def predict(
     """
     sms = gpu.sm_count if sm_count is None else sm_count
     pair = config.cta_group
-    ctas = pair * config.split_k  # slices of K of one tile share a cluster
-    if not ctas <= sms <= gpu.sm_count:
-        raise InputError(f"sm_count={sms} is outside {ctas} to {gpu.sm_count}, one cluster to all SMs of {gpu.slug}")
+    if not pair <= sms <= gpu.sm_count:
+        raise InputError(f"sm_count={sms} is outside {pair} to {gpu.sm_count}, one cluster to all SMs of {gpu.slug}")
     c = constants(gpu) if use is None else use
     p = c.overlap
     blackwell = gpu.arch == "sm_100a"
@@ -67,10 +66,12 @@ def predict(
     cols = pair * config.blk_n if blackwell else config.blk_n
     cluster_rows = pair * cta_rows
     row_tiles, col_tiles = ceildiv(m, cluster_rows), ceildiv(n, cols)
-    tiles = row_tiles * col_tiles
-    clusters = min(tiles, sms // ctas)
+    all_steps = ceildiv(k, config.blk_k)
+    k_steps = ceildiv(all_steps, config.split_k)
+    slices = ceildiv(all_steps, k_steps)
+    tiles = row_tiles * col_tiles * slices  # what the scheduler hands out: slices of tiles
+    clusters = min(tiles, sms // pair)
     waves = ceildiv(tiles, clusters)
-    k_steps = ceildiv(ceildiv(k, config.blk_k), config.split_k)
 
     # What does not depend on the clock.
     mma = mma_cycles(config, gpu.arch)
@@ -81,7 +82,7 @@ def predict(
     outside = 0 if trimmed or m >= cluster_rows else cta_rows - max(0, m - (pair - 1) * cta_rows)
     row_bytes = config.blk_k * size
     shared = c.b_sharing if pair == 1 else pair
-    l2_bytes = (a_rows + cols / shared) * row_bytes * clusters * ctas
+    l2_bytes = (a_rows + cols / shared) * row_bytes * clusters * pair
     total_bytes = size * (m * k + n * k + m * n)
     held = c.l2_part * gpu.l2_bytes
     miss = max(0.0, 1 - held / total_bytes)
@@ -91,13 +92,14 @@ def predict(
     sm_bounds = (mma + issue) ** p + latency**p + (c.zero_fill_cycles * outside) ** p
     l2_share_s = l2_bytes * miss / c.l2_miss_bytes_per_s
     consumer_rows = cta_rows if pingpong else cta_rows / config.num_consumer
-    owned = cols / config.split_k  # each slice's CTA writes this part of the columns
-    epilogue = c.epilogue_column_cycles * owned * consumer_rows / 64 + c.epilogue_step_cycles * (owned / config.epi_n)
+    epilogue = c.epilogue_column_cycles * cols * consumer_rows / 64 + c.epilogue_step_cycles * (cols / config.epi_n)
     reduction = 0.0
-    if config.split_k > 1:  # every CTA sends and receives float32 sums of all columns but its own
-        reduction = c.slice_cycles + cta_rows * (cols - owned) * 4 / c.slice_bytes_per_cycle
-        epilogue += reduction
-    launch_s = c.launch_s + (c.cluster_launch_s if ctas > 1 else 0.0)
+    if slices > 1:
+        # Every slice leaves float32 sums in L2; the last of a tile to come reads them all and writes the tile.
+        sums = cta_rows * cols * 4 / c.slice_bytes_per_cycle
+        reduction = c.slice_cycles + sums + sums * slices / min(waves, slices)
+        epilogue = epilogue / min(waves, slices) + reduction
+    launch_s = c.launch_s + (c.cluster_launch_s if pair > 1 else 0.0)
     overlapped = pingpong or config.tmem_buffers > 1
 
     next_clock = gpu.max_clock_hz
@@ -112,7 +114,7 @@ def predict(
         cycles = c.load_cycles + main + exposed
         sm_s = cycles / clock
         device_s = (sm_s**p + dram_s**p) ** (1 / p)
-        busy = min(1.0, tiles * ctas * k_steps * mma / (sms * clock * device_s))
+        busy = min(1.0, tiles * pair * k_steps * mma / (sms * clock * device_s))
         next_clock = settled_clock(problem, gpu, c, busy)
     return Prediction(
         time_s=device_s + launch_s,
@@ -133,7 +135,7 @@ def predict(
         utilization={
             "tensor_core": busy,
             "dram": dram_s / device_s * c.dram_efficiency,
-            "sms": tiles / (waves * (sms // ctas)),
+            "sms": tiles / (waves * (sms // pair)),
         },
     )
 

@@ -31,7 +31,7 @@ class Constants:
         b_sharing: SMs that one L2 read of a B tile serves, since neighbours in the raster ask for it at the same time.
         dram_efficiency: reached part of the data sheet's bandwidth.
         overlap: exponent p of (sum x**p)**(1/p), by which bounds that overlap are joined; large means a plain maximum.
-        slice_cycles: latency of the exchange of partial sums between K slices; slice_bytes_per_cycle: its rate into one SM.
+        slice_cycles: latency of handing partial sums over between K slices; slice_bytes_per_cycle: its rate per SM.
         pingpong_trims: True if ping-pong kernels load no rows outside a small M (the recorded ones did).
     """
 
@@ -60,8 +60,8 @@ class Constants:
 
 # Fitted by scripts/fit_predictor.py to tests/data/h200_landscape.json (24 shapes x 66 configs, one H200), except:
 # clock_per_utilization: the recorded configs ran interleaved, so that the power limit saw their average (free, it fits 0.05);
-# slice_cycles: two hops through distributed shared memory of 180 cycles (arXiv 2402.13499) and two barriers;
-# slice_bytes_per_cycle: its 3.27 TB/s at cluster size 2, over 132 SMs.
+# slice_cycles: fence, counter and first read, a round trip to L2 each: 479 cycles (arXiv 2402.13499); slice_bytes_per_cycle:
+# 64 B per SM and clock between L2 and SM (the same). Neither was fitted: the recorded kernels don't split K.
 _H200: Final = Constants(
     full_load_clock_hz=1.405e9,
     clock_per_utilization=0.05,
@@ -81,8 +81,8 @@ _H200: Final = Constants(
     b_sharing=2.981,
     dram_efficiency=0.704,
     overlap=8.27,
-    slice_cycles=800,
-    slice_bytes_per_cycle=14.0,
+    slice_cycles=3 * 479,
+    slice_bytes_per_cycle=64,
 )
 
 # Nothing here was fitted to the article's table of v7, v8 and v9; what has no source of its own is the H200's value.
