@@ -501,6 +501,8 @@ SM100: Final[tuple[Mutation, ...]] = (
 _PRODUCER90: Final = "# ---------------- producer ----------------"
 _CONSUMER90: Final = "# ---------------- consumers ----------------"
 _LOOP90: Final = "row0 = tile_row"
+_WRITE90: Final = "def write_tile"
+_COUNT90: Final = "def count_in"
 
 SM90: Final[tuple[Mutation, ...]] = (
     # --- who does what
@@ -568,14 +570,6 @@ SM90: Final[tuple[Mutation, ...]] = (
         "skip(ring, steps, DEPTH)",
         after="order.pass_turn(1)",
     ),
-    _sm90(
-        "split",
-        "phase",
-        "partial sums are not waited for in the first tile",
-        "exchange = PipelineState(1, phase=0)",
-        "exchange = PipelineState(1, phase=1)",
-    ),
-    _sm90("split", "phase", "the exchange's phase is never advanced", "exchange.advance()"),
     # --- arrival counts
     _sm90(
         "cooperative",
@@ -599,13 +593,6 @@ SM90: Final[tuple[Mutation, ...]] = (
         "mma2tma.init((1 if PINGPONG else CONSUMERS) * GROUP + 1)",
     ),
     _sm90("cooperative", "count", "a stage waits for two announcements", "tma2mma.init(1)", "tma2mma.init(2)"),
-    _sm90(
-        "split",
-        "count",
-        "partial sums may be overwritten once one slice has read them",
-        "sum2part.init(SLICES)",
-        "sum2part.init(1)",
-    ),
     # --- byte counts
     _sm90(
         "cooperative",
@@ -628,13 +615,6 @@ SM90: Final[tuple[Mutation, ...]] = (
         "tma2mma.arrive(fill.stage, stage_bytes)",
         "tma2mma.arrive(fill.stage, stage_bytes + 128)",
     ),
-    _sm90(
-        "split",
-        "bytes",
-        "the bytes of one slice too many are awaited",
-        "(SLICES - 1) * PARTIAL * WARPGROUP * 4",
-        "SLICES * PARTIAL * WARPGROUP * 4",
-    ),
     # --- masks and remote addresses
     _sm90("cooperative", "mask", "B goes to the own CTA only", "T.uint16((1 << GROUP) - 1)", "T.uint16(1)"),
     _sm90("cooperative", "mask", "free stages are reported to one CTA", "if thread < GROUP:", "if thread < 1:"),
@@ -645,7 +625,6 @@ SM90: Final[tuple[Mutation, ...]] = (
         "mma2tma.arrive(stage, remote=thread)",
         "mma2tma.arrive(stage)",
     ),
-    _sm90("split", "mask", "partial sums' readers report to one CTA", "if thread < SLICES:", "if thread < 1:"),
     # --- fences and waits of the MMAs
     _sm90("tall", "fence", "no wgmma.fence before the MMAs", "T.ptx.wgmma.fence.sync.aligned()"),
     _sm90("tall", "fence", "no commit of the MMAs", "T.ptx.wgmma.commit_group.sync.aligned()"),
@@ -659,7 +638,7 @@ SM90: Final[tuple[Mutation, ...]] = (
     _sm90("tall", "fence", "the step's MMAs are not waited for at all", "T.ptx.wgmma.wait_group.sync.aligned(1)"),
     _sm90("tall", "fence", "the last MMAs are not waited for", "T.ptx.wgmma.wait_group.sync.aligned(0)"),
     _sm90(
-        "cooperative", "fence", "no proxy fence before the TMA store", "T.ptx.fence.proxy.async_.shared__cta()", after=_LOOP90
+        "cooperative", "fence", "no proxy fence before the TMA store", "T.ptx.fence.proxy.async_.shared__cta()", after=_WRITE90
     ),
     _sm90("cooperative", "fence", "barriers are not published to the cluster", "T.ptx.fence.mbarrier_init.release.cluster()"),
     # --- waits and barriers
@@ -696,7 +675,7 @@ SM90: Final[tuple[Mutation, ...]] = (
         "barrier",
         "no barrier before D is staged again",
         "T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))",
-        after=_LOOP90,
+        after=_WRITE90,
     ),
     _sm90(
         "cooperative",
@@ -711,7 +690,7 @@ SM90: Final[tuple[Mutation, ...]] = (
         "two warpgroups share a named barrier",
         "warpgroup_barrier(wg_id)",
         "warpgroup_barrier(0)",
-        after=_LOOP90,
+        after=_WRITE90,
         every=True,
     ),
     _sm90("ping-pong", "barrier", "the turn is never passed on", "order.pass_turn(consumer)"),
@@ -719,22 +698,13 @@ SM90: Final[tuple[Mutation, ...]] = (
     _sm90(
         "ping-pong", "barrier", "the turn is passed to oneself", "order.pass_turn(consumer)", "order.pass_turn(1 - consumer)"
     ),
-    _sm90("split", "barrier", "partial sums are not waited for", "part2sum.wait(consumer, exchange.phase)"),
-    _sm90("split", "barrier", "partial sums are sent over unread ones", "sum2part.wait(consumer, exchange.phase ^ 1)"),
-    _sm90(
-        "split",
-        "barrier",
-        "partial sums are released before all threads read them",
-        "T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))",
-        after="def exchange_partials",
-    ),
     # --- TMA stores
     _sm90(
         "cooperative",
         "store",
         "the previous store's read is not waited for",
         "T.ptx.cp.async_.bulk.wait_group.read(0)",
-        after=_LOOP90,
+        after=_WRITE90,
     ),
     _sm90("cooperative", "store", "stores are never committed", "T.ptx.cp.async_.bulk.commit_group()"),
     # --- register budget
@@ -820,29 +790,6 @@ SM90: Final[tuple[Mutation, ...]] = (
         "j * 16 + lane_id // 16 * 8 + lane_id % 8",
         "j * 16 + lane_id % 8",
     ),
-    _sm90("split", "index", "every slice multiplies the first part of K", "cta_rank * slice_steps if SLICES > 1 else 0", "0"),
-    _sm90(
-        "split",
-        "index",
-        "every owner gets the same columns",
-        "mb * BLOCK_REGS + owner * OWNED_REGS + i * 4",
-        "mb * BLOCK_REGS + i * 4",
-    ),
-    _sm90(
-        "split",
-        "index",
-        "threads' partial sums overlap",
-        "partials.ptr_to([consumer, slot, thread * 4])",
-        "partials.ptr_to([consumer, 0, thread * 2])",
-    ),
-    _sm90(
-        "split",
-        "index",
-        "own and received sums are mixed up",
-        "if cta_rank == s:",
-        "if cta_rank != s:",
-    ),
-    _sm90("split", "index", "every slice stores the same columns", "cta_rank * p.owned_cols if SLICES > 1 else 0", "0"),
     # --- and some more of each
     _sm90(
         "ping-pong",
@@ -881,6 +828,56 @@ SM90: Final[tuple[Mutation, ...]] = (
         "tma2mma.ptr_to([fill.stage])",
         "tma2mma.ptr_to([(fill.stage + 1) % DEPTH])",
     ),
+    # --- slices of K
+    _sm90("split", "index", "every slice multiplies the first part of K", "sched.k_slice * slice_steps if SPLIT else 0", "0"),
+    _sm90(
+        "split",
+        "index",
+        "slices leave their sums in one place",
+        "(tile * slices + of) * CONSUMERS",
+        "(tile * slices) * CONSUMERS",
+    ),
+    _sm90("split", "index", "tiles leave their sums in one place", "(tile * slices + of) * CONSUMERS", "(of) * CONSUMERS"),
+    _sm90(
+        "split", "index", "threads' sums overlap", "thread) + i * (WARPGROUP * 4)", "thread) + i * WARPGROUP", after=_COUNT90
+    ),
+    _sm90("split", "index", "slice 0 is taken for the own one", "if of == slice0:", "if of == 0:"),
+    _sm90("split", "index", "sums of earlier slices are dropped", "total[i] = total[i] + term[s, i]", "total[i] = term[s, i]"),
+    _sm90(
+        "split",
+        "index",
+        "all tiles count in one place",
+        "workspace.ptr_to([tile0 * CONSUMERS + consumer])",
+        "workspace.ptr_to([consumer])",
+    ),
+    _sm90(
+        "split",
+        "index",
+        "a slice takes the next one's steps too",
+        "T.min(slice_steps, k_steps - first_step)",
+        "(k_steps - first_step)",
+    ),
+    _sm90(
+        "split", "count", "the last slice but one adds the sums", 'T.Cast("uint32", slices - 1)', 'T.Cast("uint32", slices - 2)'
+    ),
+    _sm90("split", "count", "a slice counts itself twice", "counter, T.uint32(1))", "counter, T.uint32(2))"),
+    _sm90("split", "role", "every warp counts its slice in", "if thread == 0:", "if lane_id == 0:", after=_COUNT90),
+    _sm90(
+        "split",
+        "role",
+        "every slice writes the tile",
+        "if last[0] != T.uint32(0):",
+        "if last[0] >= T.uint32(0):",
+        after="if SPLIT: count_in()",
+    ),
+    _sm90(
+        "split",
+        "barrier",
+        "a slice counts in before all threads left their sums",
+        "T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))",
+        after=_COUNT90,
+    ),
+    _sm90("split", "fence", "counting in orders nothing", "atom.acq_rel.gpu.global.add.u32", "atom.relaxed.gpu.global.add.u32"),
 )
 
 MUTATIONS: Final[tuple[Mutation, ...]] = SM100 + SM90
