@@ -20,6 +20,7 @@ from .device import Device
 from .errors import InputError
 from .problem import Problem
 from .record import Key, Row
+from .resources import geometry
 
 Source = Literal["exact", "nearest", "default", "torch"]
 
@@ -288,8 +289,9 @@ def _from_exact(row: Row, to_torch: Decision, problem: Problem, budget: int) -> 
 def _refusal(row: Row, problem: Problem, budget: int) -> str:
     """Return why the Row's Config may not run ``problem`` on ``budget`` SMs; empty if it may."""
     broken = violations(row.config, row.key.arch, problem)
-    if row.config.cta_group > budget:
-        broken.append(f"its clusters of {row.config.cta_group} CTAs need as many SMs, the budget is {budget}")
+    cluster = geometry(row.config, row.key.arch).cluster_ctas
+    if cluster > budget:
+        broken.append(f"its clusters of {cluster} CTAs need as many SMs, the budget is {budget}")
     if row.check is not None and not row.check.passed:
         broken.append(f"its kernel failed the CPU check ({', '.join(row.check.findings)})")
     return "; ".join(broken)
@@ -363,7 +365,7 @@ def _unmeasured(
         return replace(to_torch, row=exact, reason=f"{what}; tune on this GPU, or set AUTOGEMM_UNMEASURED=1 to run it")
     why = f"the row for this shape is unusable: {refused}" if exact is not None else _why_no_row(key, table)
     default = DEFAULT_CONFIG[key.arch]
-    if allowed and not violations(default, key.arch, problem) and default.cta_group <= key.sm_count:
+    if allowed and not violations(default, key.arch, problem) and geometry(default, key.arch).cluster_ctas <= key.sm_count:
         return replace(
             launched, source="default", config=default, reason=f"{why}; the default config of {key.arch}, not measured"
         )
