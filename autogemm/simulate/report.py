@@ -91,7 +91,9 @@ def deadlock_text(machine: Core, stuck: list[Warp]) -> str:
         line = _wait_text(machine, warp)
         lines.setdefault(line, []).append(machine.who(warp))
     parts = [f"{_some(who)} {line if len(who) == 1 else line.replace('waits', 'wait', 1)}" for line, who in lines.items()]
-    return "no progress: " + "; ".join(parts[:MAX_LINES]) + (f"; and {len(parts) - MAX_LINES} more" if len(parts) > MAX_LINES else "")
+    if len(parts) > MAX_LINES:
+        parts[MAX_LINES:] = [f"and {len(parts) - MAX_LINES} more"]
+    return "no progress: " + "; ".join(parts)
 
 
 def _distance_from_cause(warp: Warp) -> int:

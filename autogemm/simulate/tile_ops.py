@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ..errors import UnsupportedOp
-from .compiler import Binding, Compiler
+from .compiler import Compiler
+from .expressions import Binding
 
 
 class _Region:
