@@ -74,6 +74,9 @@ def test_refuses_what_it_cannot_predict() -> None:
         predict(CUBE, NAMED["sm_100a"]["v9"], B200, sm_count=149)
     with pytest.raises(IllegalConfig):
         predict(CUBE, replace(NAMED["sm_100a"]["v9"], pipe_depth=99), B200)
+    sliced = Config(blk_m=64, blk_n=64, pipe_depth=4, epi_n=32, split_k=2)
+    with pytest.raises(InputError, match="SPLIT_K=2"):
+        predict(CUBE, sliced, H200)
     with pytest.raises(InputError, match="no cost table"):
         cost_table("nvidia-z1")
 

@@ -50,7 +50,7 @@ def predict(problem: Problem, config: Config, gpu: Gpu, *, sm_count: int | None 
 
     Raises:
         IllegalConfig: ``config`` breaks a rule of the arch or problem.
-        InputError: the GPU has no cost table, or sm_count is out of range.
+        InputError: the GPU has no cost table, sm_count is out of range, or the kernel splits K.
         MissingDependency: TVM is not installed.
     """
     plan = _Plan.of(problem, config, gpu, sm_count)
@@ -118,11 +118,8 @@ def _with_work(slices: list[Slice]) -> list[Slice]:
         of_track.sort(key=lambda s: s.start_cycle)
         for before, after in pairwise(of_track):
             if after.start_cycle > before.end_cycle:
-                work.append(
-                    Slice(
-                        cta=cta, track=track, name="work", start_cycle=before.end_cycle, end_cycle=after.start_cycle, kind="work"
-                    )
-                )  # fmt: skip
+                start, end = before.end_cycle, after.start_cycle
+                work.append(Slice(cta=cta, track=track, name="work", start_cycle=start, end_cycle=end, kind="work"))
     return slices + work
 
 
@@ -159,6 +156,10 @@ class _Plan:
             As ``predict``.
         """
         require_legal(config, gpu.arch, problem)
+        if config.split_k > 1:
+            raise InputError(
+                f"SPLIT_K={config.split_k}: clusters work on one tile together, so one can't stand for all; use the closed form"
+            )
         ctas = geometry(config, gpu.arch).cluster_ctas
         sms = gpu.sm_count if sm_count is None else sm_count
         if not ctas <= sms <= gpu.sm_count:
@@ -168,7 +169,7 @@ class _Plan:
         scalars = launch_scalars(config, gpu.arch, problem.dtype, shape, sms)
         clusters, tiles = scalars["cluster_count"], scalars["tile_count"]
         waves = -(-tiles // clusters)
-        steps = scalars.get("slice_steps", scalars["k_steps"])
+        steps = scalars["k_steps"]
         costs = cost_table(gpu.slug)
         # One cluster gets its share of the L2's and the device memory's bandwidth. It meets every box for the first time, but
         # most of what it asks for was fetched by others or is still in L2: device memory counts for the rest only.
@@ -185,15 +186,12 @@ class _Plan:
     def execute(self, tiles: int, steps: int, tracing: bool = False) -> Machine:
         """Return the machine after cluster 0 has worked on ``tiles`` tiles of ``steps`` K steps."""
         m, n, _ = self.shape
-        slices = -(-self.scalars["k_steps"] // self.steps)
-        k = min(self.shape[2], steps * slices * self.blk_k)
-        scalars = {**self.scalars, "K": k, "k_steps": -(-k // self.blk_k)}
-        if "slice_steps" in scalars:
-            scalars["slice_steps"] = steps
+        k = min(self.shape[2], steps * self.blk_k)
+        scalars = {**self.scalars, "K": k, "k_steps": steps, "slice_steps": steps}
         if tiles < self.waves:
-            scalars["tile_count"] = tiles * self.clusters
+            scalars |= {"tile_count": tiles * self.clusters, "item_count": tiles * self.clusters}
         names = [buffer.name for buffer in self.program.buffers]
-        shapes = dict(zip(names, ((m, k), (n, k), (m, n)), strict=True))
+        shapes = dict(zip(names, ((m, k), (n, k), (m, n)), strict=False))  # a workspace follows, which is not used
         machine = Machine(
             self.program, arch=lookup_arch(self.arch_name), parameters=scalars, arrays=dict.fromkeys(names), shapes=shapes,
             costs=self.costs, numerics=False, race=False, tracing=tracing, clusters=(0,),
