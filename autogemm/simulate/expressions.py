@@ -181,14 +181,24 @@ class ExpressionCompiler:
         if binding.kind == "scalar":
             return binding.name, binding.name in self._varying
         if binding.kind == "scalars":
-            return f"{binding.name}[{self.expr(e.indices[0])}]", binding.name in self._varying
+            return f"{binding.name}[{self.flat(binding, e.indices)}]", binding.name in self._varying
         if binding.kind == "regs":
-            return f"M.get(w, {binding.name}, {binding.dtype!r}, {self.expr(e.indices[0])})", True
+            return f"M.get(w, {binding.name}, {binding.dtype!r}, {self.flat(binding, e.indices)})", True
         if binding.kind == "smem" and binding.dtype in ("uint32", "int32"):
             pointer, varies = self.address(e)
             if not varies:
                 return f"M.load_word(w, {pointer})", False
         raise UnsupportedOp(f"load from {binding.kind} buffer {binding.name.rsplit('_', 1)[0]!r} of {binding.dtype}")
+
+    def flat(self, binding: Binding, indices: Any) -> str:
+        """Return the source of the row-major element index of ``indices`` in a local array."""
+        parts = [self.expr(i) for i in indices]
+        if len(parts) == 1:
+            return parts[0]
+        source = parts[0]
+        for part, extent in zip(parts[1:], binding.shape[1:], strict=True):
+            source = f"({source} * {extent} + {part})"
+        return source
 
     def address(self, load: Any) -> tuple[str, bool]:
         """Return (pointer source, varies by lane) of the element a load names in shared memory."""
