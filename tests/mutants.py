@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ from mutate import mutant
 from mutations import CONFIGS, Mutation
 
 import autogemm.kernel
-from autogemm.config import Config
 from autogemm.kernel.lower import quick_tracing
 from autogemm.manifest import evaluate
 from autogemm.results import CheckReport, Level
@@ -32,9 +30,10 @@ def run(mutation: Mutation, folder: Path, *, level: Level, seeds: tuple[int, ...
     """
     text = source_of(mutation)
     module = mutant(_FILES[mutation.arch_name], [(text, mutation.apply(text))], folder)
-    config: Config = replace(CONFIGS[mutation.config])
+    config = CONFIGS[mutation.config]
     m, n, k, sms = exercising_shape(config, mutation.arch_name)
-    values = {"M": m, "N": n, "K": k, "lda": k, "ldb": k, "ldd": n, "sm_count": sms, "l2_group_size": config.l2_group_size}
+    values = {"M": m, "N": n, "K": k, "lda": k, "ldb": k, "ldd": n, "sm_count": sms}
+    values |= {"l2_group_size": config.l2_group_size, "split_k": config.split_k}
     for scalar in module.manifest_parts(config.binary, "float16")[0]:
         values[scalar.name] = evaluate(scalar.value, values)
     with quick_tracing():
