@@ -453,9 +453,9 @@ SM100: Final[tuple[Mutation, ...]] = (
     _sm100(
         "v9",
         "index",
-        "the producer takes no further tile",
+        "the producer takes every other tile only",
         "tile_scheduler.next_tile()",
-        "tile_scheduler.linear_idx = tile_count",
+        "tile_scheduler.next_tile(); tile_scheduler.next_tile()",
         after=_PRODUCER100,
     ),
     # --- and some more of each
