@@ -224,6 +224,24 @@ def test_faults_planted_in_the_sm90_kernel_are_found(fault: str, tmp_path: Path)
     assert kind in {f.kind for f in report.findings}, explain(report)
 
 
+SPLIT_FAULTS = {
+    "counted in without release": ('"atom.acq_rel.gpu.global.add.u32"', '"atom.relaxed.gpu.global.add.u32"', "race"),
+    "counted in before all wrote": (
+        "T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))\n                before[0]",
+        "before[0]",
+        "race",
+    ),
+    "counter left for the next launch": ("T.ptx[_CLEAR](counter, T.uint32(0))", "T.evaluate(0)", "protocol"),
+}
+
+
+@pytest.mark.parametrize("fault", SPLIT_FAULTS)
+def test_faults_planted_where_slices_are_added_are_found(fault: str, tmp_path: Path) -> None:
+    old, new, kind = SPLIT_FAULTS[fault]
+    report = check_mutant(mutant("sm90.py", [(old, new)], tmp_path), SPLIT, "sm_90a", "tile", 0)
+    assert kind in {f.kind for f in report.findings}, explain(report)
+
+
 def test_a_deadlock_names_the_barrier_and_who_should_have_arrived(tmp_path: Path) -> None:
     module = mutant("sm100.py", [("tma2mma.init(1)", "tma2mma.init(2)")], tmp_path)
     report = check_mutant(module, V7, "sm_100a", "tile", 0)

@@ -42,6 +42,7 @@ class Compiler(ExpressionCompiler):
         self.barriers: list[tuple[int, int, str]] = []
         self.shared_buffers: list[SharedBuffer] = []
         self.buffers: list[GlobalBuffer] = []
+        self.workspaces: list[GlobalBuffer] = []
         self.scalars: list[tuple[str, str]] = []
 
     # ---- statements
@@ -136,7 +137,7 @@ class Compiler(ExpressionCompiler):
             name = self.bind(buffer, "scalar", dtype).name
             self.emit(f"{name} = 0")
         else:
-            name = self.bind(buffer, "scalars", dtype).name
+            name = self.bind(buffer, "scalars", dtype, shape).name
             self.emit(f"{name} = [0] * {elements}")
 
     def _stmt_DeclBuffer(self, s: Any) -> None:
@@ -197,9 +198,9 @@ class Compiler(ExpressionCompiler):
         elif binding.kind == "scalars":
             if varies:
                 self._varying.add(binding.name)
-            self.emit(f"{binding.name}[{self.expr(indices[0])}] = {source}")
+            self.emit(f"{binding.name}[{self.flat(binding, indices)}] = {source}")
         elif binding.kind == "regs":
-            self.emit(f"M.put(w, {self.mask}, {binding.name}, {binding.dtype!r}, {self.expr(indices[0])}, {source})")
+            self.emit(f"M.put(w, {self.mask}, {binding.name}, {binding.dtype!r}, {self.flat(binding, indices)}, {source})")
         else:
             raise UnsupportedOp(f"store to {binding.kind} buffer {binding.name.rsplit('_', 1)[0]!r}")
 
@@ -283,8 +284,11 @@ class Compiler(ExpressionCompiler):
                         shape.append(extent.name)
                     else:
                         shape.append(int(extent))
-                self.buffers.append(GlobalBuffer(name=param.name, shape=tuple(shape), dtype=str(param.ty.dtype)))
-                self.emit(f"{self.bind(param, 'global', str(param.ty.dtype)).name} = {param.name!r}")
+                dtype = str(param.ty.dtype)
+                scratch = len(shape) == 1 and ITEM_BYTES.get(dtype) == 4  # 32-bit words that the CTAs share
+                buffers = self.workspaces if scratch else self.buffers
+                buffers.append(GlobalBuffer(name=param.name, shape=tuple(shape), dtype=dtype))
+                self.emit(f"{self.bind(param, 'workspace' if scratch else 'global', dtype).name} = {param.name!r}")
             elif type(param.ty).__name__ == "PrimType":
                 self.scalars.append((param.name, str(param.ty.dtype)))
                 self.emit(f"{self.bind(param, 'let').name} = M.P[{param.name!r}]")
@@ -331,6 +335,7 @@ class Compiler(ExpressionCompiler):
             level=self.level, source=source, main=scope["main"], grid=grid, cluster_ctas=self.cluster_ctas,
             warpgroups=self.warpgroups, smem_bytes=self.smem_bytes, barriers=self.barriers,
             shared_buffers=sorted(self.shared_buffers, key=lambda b: b.offset), buffers=self.buffers, scalars=self.scalars,
+            workspaces=self.workspaces,
         )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from .race import Access
 from .registers import Registers, decode
 from .state import BLOCK, Lanes, Slice, Warp
 from .tcgen05 import Tcgen05Ops
+from .workspace import WorkspaceOps
 
 __all__ = ["Machine", "Slice"]
 
@@ -20,11 +21,12 @@ _LANES: Final = np.arange(32)[:, None]
 class WgmmaGroup:
     """wgmma of one warpgroup: operation i runs when its four warps have issued it (the instruction is collective)."""
 
-    __slots__ = ("ends", "issued", "waiting")
+    __slots__ = ("ends", "issued", "ticks", "waiting")
 
     def __init__(self) -> None:
         self.issued: dict[int, list[Any]] = {}  # operation -> operands, one entry per warp so far
         self.ends: list[float] = []
+        self.ticks: list[list[tuple[int, int]]] = []  # per operation: (agent, tick) of the four warps when they issued it
         self.waiting: list[tuple[Warp, int]] = []
 
 
@@ -40,7 +42,7 @@ class WgmmaWarp:
         self.dirty: set[int] = set()  # register tiles touched since
 
 
-class Machine(Tcgen05Ops):
+class Machine(Tcgen05Ops, WorkspaceOps):
     """All operations that compiled programs call; Core's docstring says what it takes."""
 
     # ---- wgmma
@@ -97,8 +99,10 @@ class Machine(Tcgen05Ops):
         number = mine.issued
         mine.issued += 1
         warp.loading[id(reg)] = (reg, number)
+        tick = int(warp.clock[warp.id])
+        warp.clock[warp.id] += 1
         waiting = group.issued.setdefault(number, [])
-        waiting.append((warp, reg, first, int(a), int(b), bool(scale_d), n))
+        waiting.append((warp, reg, first, int(a), int(b), bool(scale_d), n, tick))
         if len(waiting) == 4:
             self._wgmma_start(group, number, formats)
         return self.spend(warp, self.costs.mma_issue)
@@ -106,8 +110,9 @@ class Machine(Tcgen05Ops):
     def _wgmma_start(self, group: WgmmaGroup, number: int, formats: tuple[str, str]) -> None:
         costs = self.costs
         operands = group.issued.pop(number)
-        warp, _, _, a, b, _, n = operands[-1]
-        if any(entry[2:] != operands[0][2:] for entry in operands):
+        warp, _, _, a, b, _, n, _ = operands[-1]
+        group.ticks.append([(entry[0].id, entry[-1]) for entry in operands])
+        if any(entry[2:-1] != operands[0][2:-1] for entry in operands):
             self.found(
                 "protocol",
                 ("wgmma operands",),
@@ -148,7 +153,7 @@ class Machine(Tcgen05Ops):
         i = np.arange(n // 2)[None, :]
         # PTX ISA, wgmma D fragment: lane l of warp w holds rows 16w + l/4 (+8), columns 8j + 2(l%4) (+1).
         column = i // 4 * 8 + _LANES % 4 * 2 + i % 2
-        for warp, reg, first, _, _, scale_d, _ in operands:
+        for warp, reg, first, _, _, scale_d, *_ in operands:
             values = product[16 * warp.index + _LANES // 4 + 8 * (i % 4 // 2), column]
             target = reg.f32[:, first : first + n // 2]
             if scale_d:
@@ -185,6 +190,10 @@ class Machine(Tcgen05Ops):
         if needed == 0:
             return 0.0
         warp.clock[warp.cluster.agent(("wgmma", warp.rank, warp.group))] = needed
+        # The operation is collective: it ran, so all four warps had come as far as issuing it.
+        for agent, tick in group.ticks[needed - 1]:
+            if warp.clock[agent] < tick:
+                warp.clock[agent] = tick
         warp.loading = {key: value for key, value in warp.loading.items() if value[1] < 0 or value[1] >= needed}
         return group.ends[needed - 1] + self.costs.mma_latency
 

@@ -79,7 +79,8 @@ class Program:
         cluster_ctas, warpgroups: CTAs per cluster and warpgroups per CTA.
         smem_bytes: dynamic shared memory per CTA.
         barriers: (byte offset, count, name) of each array of mbarriers.
-        buffers, scalars: parameters in order.
+        buffers, scalars: parameters in order; the former are the operands.
+        workspaces: further global buffers, of 32-bit words that the CTAs share; zero before the launch.
     """
 
     level: Literal["tile", "ptx"]
@@ -93,6 +94,7 @@ class Program:
     shared_buffers: list[SharedBuffer]
     buffers: list[GlobalBuffer]
     scalars: list[tuple[str, str]]
+    workspaces: list[GlobalBuffer] = field(default_factory=list)
     regions: RegionTable = field(default_factory=RegionTable)
 
     def survey(self, parameters: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]]) -> Survey:

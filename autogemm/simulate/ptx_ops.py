@@ -64,7 +64,9 @@ def _address_of(c: Compiler, e: Any) -> tuple[str, bool]:
         return (binding.name, False)
     binding = c.look(c.buffer_of(target))
     if binding.kind == "regs":
-        return f"({binding.name}, {c.expr(target.indices[0])})", False
+        return f"({binding.name}, {c.flat(binding, target.indices)})", False
+    if binding.kind == "workspace":
+        return f"({binding.name}, {c.expr(target.indices[0])})", True
     if binding.kind == "scalar":
         return binding.name, False
     return c.address(target)
@@ -279,29 +281,18 @@ def _register(c: Compiler, load: Any) -> tuple[str, str]:
     binding = c.look(c.buffer_of(load))
     if binding.kind != "regs" or ITEM_BYTES[binding.dtype] != 4:
         raise UnsupportedOp(f"register operand in {binding.kind} buffer {binding.name!r} of {binding.dtype}")
-    return binding.name, c.expr(load.indices[0])
+    return binding.name, c.flat(binding, load.indices)
 
 
 def _consecutive(c: Compiler, loads: list[Any]) -> None:
     """Require that register operands are one array's consecutive elements, in order (checked by their linear form)."""
-    first = loads[0].indices[0]
-    base = c.look(c.buffer_of(loads[0])).name
+    base, first = _register(c, loads[0])
+    rest, start = _sum(first)
     for i, load in enumerate(loads):
-        index = load.indices[0]
-        same = c.look(c.buffer_of(load)).name == base
-        if not same or not _offset_by(c, first, index, i):
-            raise UnsupportedOp(
-                f"register operands that are not consecutive: {str(loads[0])[:40]} and {str(load)[:40]} at place {i}"
-            )
-
-
-def _offset_by(c: Compiler, first: Any, index: Any, i: int) -> bool:
-    if type(first).__name__ == "IntImm" and type(index).__name__ == "IntImm":
-        return bool(int(index) == int(first) + i)
-    base, source = c.expr(first), c.expr(index)
-    return (
-        (i == 0 and source == base) or source in (f"({base} + {i})", f"({i} + {base})") or _sum(source) == _plus(_sum(base), i)
-    )
+        name, source = _register(c, load)
+        if name != base or _sum(source) != (rest, start + i):
+            text = f"{str(loads[0])[:40]} and {str(load)[:40]} at place {i}"
+            raise UnsupportedOp(f"register operands that are not consecutive: {text}")
 
 
 def _sum(source: str) -> tuple[str, int]:
@@ -310,10 +301,6 @@ def _sum(source: str) -> tuple[str, int]:
         return "", int(source)
     match = re.fullmatch(r"\((.*) \+ (\d+)\)", source)
     return (match.group(1), int(match.group(2))) if match else (source, 0)
-
-
-def _plus(parts: tuple[str, int], i: int) -> tuple[str, int]:
-    return parts[0], parts[1] + i
 
 
 def _words(c: Compiler, loads: list[Any]) -> str:
@@ -325,14 +312,14 @@ def _func_call(c: Compiler, e: Any) -> None:
     match = re.fullmatch(r"tvm_builtin_cast_float32x2_(float16|bfloat16)x2", name)
     if match:
         c.emit(f"M.cast_pair(w, {c.mask}, {c.expr(e.args[1])}, {c.expr(e.args[2])}, {match.group(1)!r})")
-    elif name in _NO_EFFECT:
+    elif any(_EMPTY_ASM.fullmatch(a.value) for a in e.args if type(a).__name__ == "StringImm"):
         return
     else:
         raise UnsupportedOp(f"CUDA helper {name}")
 
 
-# Helpers that only keep the compiler from moving register accesses; they compute nothing.
-_NO_EFFECT: Final = {"autogemm_pin_register", "ag_fence_f32"}
+# A helper that only keeps the compiler from moving register accesses: its assembly text is empty, it computes nothing.
+_EMPTY_ASM: Final = re.compile(r'\s*__forceinline__ __device__ void \w+\([^)]*\)\s*\{\s*asm volatile\("" : [^;]*\);\s*\}\s*')
 
 
 def _cvt(dtype: str) -> Handler:
@@ -345,14 +332,54 @@ def _cvt(dtype: str) -> Handler:
     return handler
 
 
+def _global(modifiers: list[str]) -> bool:
+    """Return whether an access goes to the workspace, at a scope at which other SMs see it."""
+    if "global" not in modifiers:
+        return False
+    unknown = [m for m in modifiers if m not in {"global", "relaxed", "gpu", "v2", "v4", "u32", "b32", "f32", "cg", "weak"}]
+    if unknown or not (("relaxed" in modifiers and "gpu" in modifiers) or "cg" in modifiers):
+        raise UnsupportedOp(f"global access .{'.'.join(modifiers)}; modelled: .relaxed.gpu or .cg (past L1) of 32-bit words")
+    return True
+
+
 def _store_vector(c: Compiler, e: Any) -> None:
     modifiers, values = _split(e)
+    if _global(modifiers):
+        c.call("workspace_put", c.expr(values[0]), _words(c, values[1:]))
+        return
     _only(e, modifiers, {"shared", "shared::cta", "v2", "v4", "u32", "b32", "f32"})
     c.call("store_vector", c.expr(values[0]), _words(c, values[1:]))
 
 
+def _store_word(c: Compiler, e: Any) -> None:
+    modifiers, (pointer, value) = _split(e)
+    if not _global(modifiers):
+        raise UnsupportedOp(f"st.{'.'.join(modifiers)} of one word; modelled: global memory")
+    c.call("workspace_set", c.expr(pointer), c.expr(value))
+
+
+def _atomic_add(c: Compiler, e: Any) -> None:
+    modifiers, (target, pointer, value) = _split(e)
+    _only(e, modifiers, {"atom", "acq_rel", "acquire", "release", "relaxed", "gpu", "global", "add", "u32"})
+    if "gpu" not in modifiers:
+        raise UnsupportedOp(f"atom.{'.'.join(modifiers)}; modelled: scope gpu")
+    acquires, releases = ("acq_rel" in modifiers or word in modifiers for word in ("acquire", "release"))
+    source = f"M.workspace_add(w, {c.mask}, {c.expr(pointer)}, {c.expr(value)}, {acquires}, {releases})"
+    c.assign(c.buffer_of(target), target.indices, source, False)
+
+
+def _vote(c: Compiler, e: Any) -> None:
+    modifiers, (target, number, threads, predicate) = _split(e)
+    _only(e, [m for m in modifiers if not re.fullmatch(r"p\d+", m)], {"barrier", "bar", "cta", "red", "or", "pred", "aligned"})
+    c.call("bar_vote", c.expr(number), c.expr(threads), c.expr(predicate))
+    c.assign(c.buffer_of(target), target.indices, "M.bar_result(w)", False)
+
+
 def _load_vector(c: Compiler, e: Any) -> None:
     modifiers, values = _split(e)
+    if _global(modifiers):
+        c.call("workspace_take", c.expr(values[-1]), _words(c, values[:-1]))
+        return
     _only(e, modifiers, {"shared", "shared::cta", "v2", "v4", "u32", "b32", "f32"})
     c.call("load_vector", c.expr(values[-1]), _words(c, values[:-1]))
 
@@ -444,6 +471,9 @@ OPERATIONS: Final[dict[str, Handler]] = {
     "tirx.ptx.cvt_f16x2_f32": _cvt("float16"),
     "tirx.ptx.cvt_bf16x2_f32": _cvt("bfloat16"),
     "tirx.ptx.st_vec": _store_vector,
+    "tirx.ptx.st": _store_word,
+    "tirx.ptx.atom": _atomic_add,
+    "tirx.ptx.barrier_red_pred_count": _vote,
     "tirx.ptx.ld_vec": _load_vector,
     "tirx.ptx.st_async_vec": _store_async,
     "tirx.ptx.st_async": _store_async,

@@ -49,7 +49,7 @@ class Mbarrier:
 
     __slots__ = (
         "arrived", "cleared", "clock", "count", "entries", "init", "live", "offset", "pending", "phase", "previous",
-        "published", "rank", "tx", "waiters",
+        "published", "rank", "tx", "waiters", "watchers",
     )  # fmt: skip
 
     def __init__(self, rank: int, offset: int, agents: int) -> None:
@@ -64,6 +64,7 @@ class Mbarrier:
         self.init: tuple[int, int, int, int] = (0, 0, 0, 0)  # agent, tick; tick of its proxy fence, of its mbarrier_init fence
         self.entries: dict[int, int] = {}  # agent -> tick of this phase's arrivals
         self.previous: list[tuple[int, int]] = []
+        self.watchers: dict[int, int] = {}  # agent -> tick of its wait that saw the latest completed phase
 
 
 class Named:

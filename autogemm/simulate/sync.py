@@ -152,6 +152,7 @@ class SyncOps(Core):
         parity = int(parity)
         if (bar.phase & 1) != parity:
             np.maximum(warp.clock, bar.published, out=warp.clock)
+            bar.watchers[warp.id] = int(warp.clock[warp.id])
             return self.spend(warp, 6)
         warp.block = ("mbarrier", bar, parity)
         warp.since = self.now + warp.lag
@@ -161,6 +162,7 @@ class SyncOps(Core):
 
     def _wake(self, warp: Warp, bar: Mbarrier) -> None:
         np.maximum(warp.clock, bar.published, out=warp.clock)
+        bar.watchers[warp.id] = int(warp.clock[warp.id])
         time = max(self.now, warp.since)
         if self.now > warp.since:
             name = self.label(bar)
@@ -207,6 +209,19 @@ class SyncOps(Core):
         if bar.pending == 0 and bar.tx == 0:
             self._complete(bar)
 
+    def _overrun(self, bar: Mbarrier, agent: int) -> None:
+        waiter = next(w for w in self.clusters[0].warps if w.id == agent)  # numbered alike in every cluster
+        parity = (bar.phase + 1) & 1
+        self.found(
+            "race",
+            ("overrun", barrier_family(self.program, bar.offset)),
+            lambda: (
+                f"{self.who(waiter)} waits on {self.label(bar)} parity {parity}, but the barrier's next phase can "
+                f"complete before "
+                "it looks: in another schedule it would see the same parity again and wait for ever"
+            ),
+        )
+
     def _too_many(self, bar: Mbarrier, warp: Warp, what: str) -> None:
         phase, rest = bar.phase, f" ({bar.tx} B of transactions outstanding)" if bar.tx else ""
         self.found(
@@ -219,6 +234,12 @@ class SyncOps(Core):
         )
 
     def _complete(self, bar: Mbarrier) -> None:
+        if self.race and bar.watchers:
+            for agent, tick in bar.watchers.items():
+                if tick > bar.clock[agent]:
+                    self._overrun(bar, agent)
+                    break
+        bar.watchers.clear()
         np.maximum(bar.published, bar.clock, out=bar.published)
         bar.clock[:] = 0
         bar.previous, bar.entries = list(bar.entries.items()), {}

@@ -1,0 +1,239 @@
+"""Global memory that a kernel's CTAs share: the workspace, its atomic counters, and what orders accesses across clusters.
+
+Clocks know the agents of one cluster. Between clusters only atomics synchronize: a release publishes its warp's clock at the
+counter, together with what the warp knew of other clusters; an acquire notes, in its cluster, whom it learned about and when.
+An access of another cluster is ordered before a warp's if the warp is ordered after such an acquire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from .race import Access, Clock
+from .registers import RegisterOps, Registers
+from .state import Cluster, Lanes, Warp
+
+_BYTES_PER_CYCLE: Final = 64  # what one SM moves to or from L2 (arXiv 2402.13499)
+_ATOMIC_CYCLES: Final = 700  # a round trip to L2 and back, under load
+_WORD_BYTES: Final = 4
+
+# By cluster index: the clock of that cluster's agents that someone has synchronized with.
+Known = dict[int, Clock]
+# A place in the workspace: buffer name, and word index of every lane (or one for all).
+Place = tuple[str, Any]
+
+
+def join(into: Known, other: Known) -> None:
+    """Add what ``other`` knows to ``into``."""
+    for index, clock in other.items():
+        mine = into.get(index)
+        if mine is None:
+            into[index] = clock.copy()
+        else:
+            np.maximum(mine, clock, out=mine)
+
+
+class _Workspace:
+    """One buffer of 32-bit words: contents, and who last wrote and last read each word.
+
+    Of several readers since the last write only the latest is kept.
+    """
+
+    def __init__(self, name: str, words: int) -> None:
+        self.name = name
+        self.values: npt.NDArray[np.uint32] = np.zeros(words, np.uint32)
+        self.accesses: list[tuple[Cluster, Access] | None] = [None]
+        self.writer: npt.NDArray[np.int32] = np.zeros(words, np.int32)
+        self.reader: npt.NDArray[np.int32] = np.zeros(words, np.int32)
+        self.counters: dict[int, Known] = {}  # word -> what its atomics have released
+
+
+class WorkspaceOps(RegisterOps):
+    """Loads, stores and atomics on the workspace, and the barrier that hands a decision to a whole warpgroup."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.workspaces: dict[str, _Workspace] = {}
+        self.acquired: dict[int, list[tuple[int, int, Known]]] = {}  # cluster -> (agent, its tick, what it learned)
+        self._votes: dict[tuple[int, int, int], list[bool]] = {}
+        self._vote_of: dict[tuple[int, int], list[bool]] = {}
+        super().__init__(*args, **kwargs)
+
+    def run(self) -> None:
+        """Execute; then look at the counters, which the next launch relies on."""
+        super().run()
+        if len(self.clusters) * self.ctas < self.grid or any(not w.done for cluster in self.clusters for w in cluster.warps):
+            return  # only a part was executed
+        for space in self.workspaces.values():
+            left = {word: int(space.values[word]) for word in sorted(space.counters) if space.values[word]}
+            if left:
+                word, value = next(iter(left.items()))
+                self.found(
+                    "protocol",
+                    ("counter", space.name),
+                    lambda name=space.name, left=left, word=word, value=value: (
+                        f"{len(left)} counters of {name} are not 0 at the end, which the next launch relies on; "
+                        f"first {name}[{word}] = {value}"
+                    ),
+                )
+
+    # ---- order between clusters
+
+    def known(self, warp: Warp) -> Known:
+        """Return what ``warp`` is ordered after in other clusters."""
+        result: Known = {}
+        for agent, tick, learned in self.acquired.get(warp.cluster.index, ()):
+            if tick <= warp.clock[agent]:
+                join(result, learned)
+        return result
+
+    def _ordered(self, warp: Warp, cluster: Cluster, access: Access) -> bool:
+        if cluster is warp.cluster:
+            return bool(access.tick <= warp.clock[access.agent])
+        for agent, tick, learned in self.acquired.get(warp.cluster.index, ()):
+            clock = learned.get(cluster.index)
+            if clock is not None and access.tick <= clock[access.agent] and tick <= warp.clock[agent]:
+                return True
+        return False
+
+    # ---- accesses
+
+    def _workspace(self, name: str) -> _Workspace:
+        found = self.workspaces.get(name)
+        if found is None:
+            buffer = next(b for b in self.program.workspaces if b.name == name)
+            (extent,) = buffer.shape
+            found = self.workspaces[name] = _Workspace(name, extent if isinstance(extent, int) else self.P[extent])
+        return found
+
+    def _words(self, warp: Warp, mask: Lanes, place: Place, count: int, verb: str) -> tuple[_Workspace, npt.NDArray[np.int64]]:
+        """Return the buffer and the word indices [active lanes, count] of a vector access; those out of bounds are reported."""
+        space = self._workspace(place[0])
+        first = np.broadcast_to(np.asarray(place[1], np.int64), (32,))[mask]
+        if count > 1 and (first % count).any():
+            self.found("protocol", ("alignment", verb), lambda: f"{self.who(warp)}: {verb} at a multiple of {count} words only")
+        words: npt.NDArray[np.int64] = first[:, None] + np.arange(count)[None, :]
+        last = len(space.values) - 1
+        if words.size and (words.min() < 0 or words.max() > last):
+            low, high = int(words.min()), int(words.max())
+            self.found(
+                "protocol",
+                ("bounds", space.name),
+                lambda: f"{self.who(warp)}: {verb} of words {low} to {high} of {space.name}, which has {last + 1}",
+            )
+            if last < 0:
+                return space, words[:0]
+            words = np.clip(words, 0, last)
+        return space, words
+
+    def _note(self, warp: Warp, space: _Workspace, words: npt.NDArray[np.int64], verb: str, *, writes: bool) -> None:
+        """Check an access against earlier ones and record it."""
+        if not self.race or not words.size:
+            return
+        flat = words.reshape(-1)
+        before = [(i, True) for i in np.unique(space.writer[flat])]
+        if writes:
+            before += [(i, False) for i in np.unique(space.reader[flat])]
+        for i, wrote in before:
+            entry = space.accesses[i]
+            if entry is None:
+                if wrote and not writes:
+                    self.found(
+                        "uninitialized",
+                        (space.name, verb),
+                        lambda: f"{space.name}[{int(flat.min())}:{int(flat.max()) + 1}]: {verb} of {self.who(warp)} reads what "
+                        "no one wrote",
+                    )
+                continue
+            cluster, access = entry
+            if not self._ordered(warp, cluster, access):
+                kinds = "write" if writes else "read", "write" if wrote else "read"
+                self.found(
+                    "race",
+                    (space.name, verb, access.verb, *kinds),
+                    lambda cluster=cluster, access=access, kinds=kinds: (
+                        f"{space.name}[{int(flat.min())}:{int(flat.max()) + 1}]: {kinds[0]} by {verb} of {self.who(warp)} in "
+                        f"cluster {warp.cluster.index} is not ordered after the {kinds[1]} by {access.verb} of "
+                        f"{self.who(access.warp)} in cluster {cluster.index} at cycle {access.cycle:.0f}"
+                    ),
+                )
+        space.accesses.append((warp.cluster, Access(warp.id, int(warp.clock[warp.id]), warp, verb, self.now)))
+        number = len(space.accesses) - 1
+        if writes:
+            space.writer[flat] = number
+            space.reader[flat] = 0
+        else:
+            space.reader[flat] = number
+
+    def workspace_put(self, warp: Warp, mask: Lanes, place: Place, registers: Sequence[tuple[Registers, int]]) -> float:
+        """st.global of one register per word."""
+        space, words = self._words(warp, mask, place, len(registers), "st.global")
+        self.reading(warp, registers[0][0])
+        self._note(warp, space, words, "st.global", writes=True)
+        if self.numerics and words.size:
+            columns = [reg.words[:, int(index)] for reg, index in registers if reg.words is not None]
+            space.values[words] = np.stack(columns, axis=1)[mask]
+        return self.spend(warp, 4 + words.size * _WORD_BYTES / _BYTES_PER_CYCLE)
+
+    def workspace_take(self, warp: Warp, mask: Lanes, place: Place, registers: Sequence[tuple[Registers, int]]) -> float:
+        """ld.global into one register per word."""
+        space, words = self._words(warp, mask, place, len(registers), "ld.global")
+        self._note(warp, space, words, "ld.global", writes=False)
+        if self.numerics and words.size:
+            for column, (reg, index) in enumerate(registers):
+                assert reg.words is not None
+                reg.words[mask, int(index)] = space.values[words[:, column]]
+        return self.spend(warp, 4 + words.size * _WORD_BYTES / _BYTES_PER_CYCLE)
+
+    def workspace_set(self, warp: Warp, mask: Lanes, place: Place, value: Any) -> float:
+        """st.global of one 32-bit value."""
+        space, words = self._words(warp, mask, place, 1, "st.global")
+        self._note(warp, space, words, "st.global", writes=True)
+        space.values[words[:, 0]] = int(value) & 0xFFFFFFFF
+        return self.spend(warp, 4)
+
+    def workspace_add(self, warp: Warp, mask: Lanes, place: Place, value: Any, acquires: bool, releases: bool) -> int:
+        """atom.add.u32 by every lane in ``mask``; returns the first one's old value."""
+        space, words = self._words(warp, mask, place, 1, "atom.add")
+        warp.lag += _ATOMIC_CYCLES
+        if not words.size:
+            return 0
+        old = int(space.values[words[0, 0]])
+        for word in words[:, 0].tolist():
+            space.values[word] += np.uint32(int(value))
+            released = space.counters.setdefault(word, {})
+            entry = space.accesses[space.writer[word]] if self.race else None
+            if entry is not None and not self._ordered(warp, *entry):
+                self._note(warp, space, words, "atom.add", writes=True)
+            if acquires and released:
+                learned: Known = {}
+                join(learned, released)
+                self.acquired.setdefault(warp.cluster.index, []).append((warp.id, int(warp.clock[warp.id]), learned))
+            # Atomics do not race among themselves; a plain access must be ordered after all of them.
+            space.accesses.append((warp.cluster, Access(warp.id, int(warp.clock[warp.id]), warp, "atom.add", self.now)))
+            space.reader[word] = len(space.accesses) - 1
+            if releases:
+                mine = self.known(warp)
+                join(mine, {warp.cluster.index: self.release(warp)})
+                join(released, mine)
+        return old
+
+    # ---- votes
+
+    def bar_vote(self, warp: Warp, mask: Lanes, number: Any, threads: Any, predicate: Any) -> Any:
+        """barrier.red.or: a named barrier after which all its threads know whether the predicate held for any."""
+        key = (warp.cluster.index, warp.rank, int(number))
+        votes = self._votes.setdefault(key, [])
+        votes.append(bool(np.any(np.broadcast_to(np.asarray(predicate), (32,)) & mask)))
+        self._vote_of[(warp.cluster.index, warp.id)] = votes
+        result = self.bar_sync(warp, mask, number, threads)
+        if warp.cluster.named[key[1:]].arrived == 0:  # this was the last to come
+            del self._votes[key]
+        return result
+
+    def bar_result(self, warp: Warp) -> int:
+        """Return what the warp's last ``bar_vote`` found."""
+        return int(any(self._vote_of[(warp.cluster.index, warp.id)]))
