@@ -7,6 +7,7 @@ returns 0 (go on), a delay in cycles, or BLOCK (something else will resume the w
 
 from __future__ import annotations
 
+import gc
 import heapq
 import random
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -154,18 +155,21 @@ class Core:
         """Execute until nothing is left to do, then look at what did not finish."""
         heap = self._heap
         count, limit = 0, self.max_events
-        with np.errstate(all="ignore"):
-            while heap:
-                self.now, _, action, argument = heapq.heappop(heap)
-                action(argument)
-                count += 1
-                if count > limit:
-                    self.found(
-                        "deadlock",
-                        "events",
-                        lambda: f"no end after {limit} events; a loop waits for something that never comes",
-                    )
-                    break
+        # A run makes millions of short-lived tuples and no garbage cycles: collections would only walk what is alive.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            with np.errstate(all="ignore"):
+                while heap and count <= limit:
+                    self.now, _, action, argument = heapq.heappop(heap)
+                    action(argument)
+                    count += 1
+        finally:
+            if collecting:
+                gc.enable()
+        if count > limit:
+            text = f"no end after {limit} events; a loop waits for something that never comes"
+            self.found("deadlock", "events", text.__str__)
         self.events = count
         stuck = [w for cluster in self.clusters for w in cluster.warps if not w.done]
         if stuck and count <= limit:
