@@ -841,7 +841,7 @@ SM90: Final[tuple[Mutation, ...]] = (
     _sm90(
         "split", "index", "threads' sums overlap", "thread) + i * (WARPGROUP * 4)", "thread) + i * WARPGROUP", after=_COUNT90
     ),
-    _sm90("split", "index", "slice 0 is taken for the own one", "if of == slice0:", "if of == 0:"),
+    _sm90("split", "index", "slice 0 is taken for the own one", "if other == slice0:", "if other == 0:"),
     _sm90("split", "index", "sums of earlier slices are dropped", "total[i] = total[i] + term[s, i]", "total[i] = term[s, i]"),
     _sm90(
         "split",
@@ -876,6 +876,9 @@ SM90: Final[tuple[Mutation, ...]] = (
         "a slice counts in before all threads left their sums",
         "T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))",
         after=_COUNT90,
+    ),
+    _sm90(
+        "split", "store", "counters are not cleared for the next launch", "T.ptx[_CLEAR](counter, T.uint32(0))", "T.evaluate(0)"
     ),
     _sm90("split", "fence", "counting in orders nothing", "atom.acq_rel.gpu.global.add.u32", "atom.relaxed.gpu.global.add.u32"),
 )
