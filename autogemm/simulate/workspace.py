@@ -71,14 +71,11 @@ class WorkspaceOps(RegisterOps):
             left = {word: int(space.values[word]) for word in sorted(space.counters) if space.values[word]}
             if left:
                 word, value = next(iter(left.items()))
-                self.found(
-                    "protocol",
-                    ("counter", space.name),
-                    lambda name=space.name, left=left, word=word, value=value: (
-                        f"{len(left)} counters of {name} are not 0 at the end, which the next launch relies on; "
-                        f"first {name}[{word}] = {value}"
-                    ),
+                text = (
+                    f"{len(left)} counters of {space.name} are not 0 at the end, which the next launch relies on; "
+                    f"first {space.name}[{word}] = {value}"
                 )
+                self.found("protocol", ("counter", space.name), text.__str__)
 
     # ---- order between clusters
 
@@ -144,22 +141,15 @@ class WorkspaceOps(RegisterOps):
                     self.found(
                         "uninitialized",
                         (space.name, verb),
-                        lambda: f"{space.name}[{int(flat.min())}:{int(flat.max()) + 1}]: {verb} of {self.who(warp)} reads what "
-                        "no one wrote",
+                        lambda: (
+                            f"{space.name}[{int(flat.min())}:{int(flat.max()) + 1}]: {verb} of {self.who(warp)} reads what "
+                            "no one wrote"
+                        ),
                     )
                 continue
             cluster, access = entry
             if not self._ordered(warp, cluster, access):
-                kinds = "write" if writes else "read", "write" if wrote else "read"
-                self.found(
-                    "race",
-                    (space.name, verb, access.verb, *kinds),
-                    lambda cluster=cluster, access=access, kinds=kinds: (
-                        f"{space.name}[{int(flat.min())}:{int(flat.max()) + 1}]: {kinds[0]} by {verb} of {self.who(warp)} in "
-                        f"cluster {warp.cluster.index} is not ordered after the {kinds[1]} by {access.verb} of "
-                        f"{self.who(access.warp)} in cluster {cluster.index} at cycle {access.cycle:.0f}"
-                    ),
-                )
+                self._unordered(warp, space.name, flat, verb, cluster, access, writes, wrote)
         space.accesses.append((warp.cluster, Access(warp.id, int(warp.clock[warp.id]), warp, verb, self.now)))
         number = len(space.accesses) - 1
         if writes:
@@ -167,6 +157,22 @@ class WorkspaceOps(RegisterOps):
             space.reader[flat] = 0
         else:
             space.reader[flat] = number
+
+    def _unordered(
+        self, warp: Warp, name: str, words: npt.NDArray[np.int64], verb: str, cluster: Cluster, earlier: Access, writes: bool,
+        wrote: bool,
+    ) -> None:  # fmt: skip
+        kind, other = "write" if writes else "read", "write" if wrote else "read"
+        mine, theirs = warp.cluster.index, cluster.index
+        self.found(
+            "race",
+            (name, verb, earlier.verb, kind, other),
+            lambda: (
+                f"{name}[{int(words.min())}:{int(words.max()) + 1}]: {kind} by {verb} of {self.who(warp)} in cluster {mine} is "
+                f"not ordered after the {other} by {earlier.verb} of {self.who(earlier.warp)} in cluster {theirs} at cycle "
+                f"{earlier.cycle:.0f}"
+            ),
+        )
 
     def workspace_put(self, warp: Warp, mask: Lanes, place: Place, registers: Sequence[tuple[Registers, int]]) -> float:
         """st.global of one register per word."""
