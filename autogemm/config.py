@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from .arch import ArchName, arch
 from .errors import InputError
@@ -18,14 +18,15 @@ class Knob:
         name: spelling in YAML, JSON and on the command line; the Config field is its lower-case form.
         default: value where a Config leaves it out; None if it must be given.
         archs: archs on which values other than the default mean anything.
-        at_launch: True if the value is a kernel argument, so that one Binary serves all values.
+        at_launch: the least value from which on the knob is a kernel argument, so that one Binary serves all of those; None if
+            every value needs a Binary of its own.
         help: one line for people.
     """
 
     name: str
     default: int | bool | None
     archs: tuple[ArchName, ...]
-    at_launch: bool = False
+    at_launch: int | None = None
     help: str
 
     @property
@@ -49,16 +50,24 @@ KNOBS: Final[dict[str, Knob]] = {
         Knob(name="NUM_CONSUMER", default=1, archs=_BOTH,
              help="MMA warps with a writeback warpgroup each (sm_100a) or consumer warpgroups (sm_90a)"),
         Knob(name="EPI_N", default=None, archs=_BOTH, help="columns per epilogue store step"),
-        Knob(name="l2_group_size", default=8, archs=_BOTH, at_launch=True, help="tile rows per raster group"),
+        Knob(name="l2_group_size", default=8, archs=_BOTH, at_launch=1, help="tile rows per raster group"),
         Knob(name="TMEM_BUFFERS", default=1, archs=("sm_100a",),
              help="accumulator buffers in TMEM per consumer; 2 overlaps the epilogue with the next tile"),
         Knob(name="PINGPONG", default=False, archs=("sm_90a",),
              help="the two consumer warpgroups take alternate tiles instead of halves of one tile"),
-        Knob(name="SPLIT_K", default=1, archs=("sm_90a",), help="slices of K whose partial sums are reduced in fixed order"),
+        Knob(name="SPLIT_K", default=1, archs=("sm_90a",), at_launch=2,
+             help="slices of K, spread over CTAs, whose partial sums are added in fixed order"),
         Knob(name="SWAP_AB", default=False, archs=("sm_90a",),
              help="compute D^T = B . A^T, so that a small M lies on the MMA's N side; BLK_M then tiles N and BLK_N tiles M"),
     )
 }  # fmt: skip
+
+
+class LaunchKnobs(NamedTuple):
+    """The knobs that are kernel arguments (see Knob.at_launch), as launchers take them."""
+
+    l2_group_size: int = 8
+    split_k: int = 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,8 +103,16 @@ class Config:
 
     @property
     def binary(self) -> Config:
-        """The Config with launch-time knobs at their default: equal for all Configs that share one Binary."""
-        return replace(self, **{k.field: k.default for k in KNOBS.values() if k.at_launch})  # type: ignore[arg-type]
+        """The Config with launch-time knobs at one value: equal for all Configs that share one Binary.
+
+        That value is the knob's default, or, where the default needs a Binary of its own, the least that shares.
+        """
+        return replace(self, l2_group_size=KNOBS["l2_group_size"].default, split_k=min(self.split_k, 2))  # type: ignore[arg-type]
+
+    @property
+    def launch(self) -> LaunchKnobs:
+        """The launch-time knobs."""
+        return LaunchKnobs(l2_group_size=self.l2_group_size, split_k=self.split_k)
 
     def to_knobs(self) -> dict[str, int | bool]:
         """Return every knob under its public spelling, in KNOBS order (JSON-ready)."""

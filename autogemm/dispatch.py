@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 from . import torch_ops
 from .arch import ArchName, gpu_slug
 from .binary import Binary
+from .config import LaunchKnobs
 from .database import Database
 from .decision import Decision, Notice, Table, decide, screen
 from .device import Device
@@ -95,6 +96,9 @@ class CompilerCache:
         return choose(key, [] if binary is None else [binary])
 
 
+_DEFAULT_LAUNCH: Final = LaunchKnobs()
+
+
 @dataclass(frozen=True, slots=True)
 class _Kind:
     """What calls with tensors of one kind (sizes, strides, types, devices) do: launch ``kernel``, or torch.matmul if None."""
@@ -102,7 +106,7 @@ class _Kind:
     kernel: Launch | None
     decision: Decision
     shape: tuple[int, int] = (0, 0)
-    l2_group_size: int = 0
+    launch: LaunchKnobs = _DEFAULT_LAUNCH
     sm_count: int = 0
 
 
@@ -179,7 +183,7 @@ class Dispatcher:
             return torch.matmul(a, b, out=out)
         elif self._run_and_remember(kind, kernel, a, b, out, sm_count):
             return out
-        return kernel(a, b.t(), out, l2_group_size=kind.l2_group_size, sm_count=kind.sm_count)
+        return kernel(a, b.t(), out, launch=kind.launch, sm_count=kind.sm_count)
 
     def explain(self, a: torch.Tensor, b: torch.Tensor, *, sm_count: int | None = None) -> Decision:
         """Return what ``matmul(a, b)`` runs and why, outside of autocast and other modes."""
@@ -224,7 +228,7 @@ class Dispatcher:
     ) -> bool:
         """Launch, and keep the launch for tensors at the same addresses; False if the kernel has no such launches."""
         stream = kernel.current_stream()
-        plan = kernel.plan(a, b.t(), out, l2_group_size=kind.l2_group_size, sm_count=kind.sm_count, stream=stream)
+        plan = kernel.plan(a, b.t(), out, launch=kind.launch, sm_count=kind.sm_count, stream=stream)
         if plan is None:
             return False
         kernel.run(plan)
@@ -259,7 +263,7 @@ class Dispatcher:
         return (
             _Kind(
                 self._loaded[_kernel_key(decision), index], decision, shape=(asked.problem.m, asked.problem.n),
-                l2_group_size=decision.config.l2_group_size, sm_count=decision.sm_count,
+                launch=decision.config.launch, sm_count=decision.sm_count,
             ),
             True,
         )  # fmt: skip

@@ -82,7 +82,7 @@ class LoadedKernel:
         kernel = Kernel(self.binary, max(a.get_device(), 0))
         if out is None:
             out = a.new_empty((a.shape[0], b.shape[0]))
-        return kernel(a, b, out, l2_group_size=self.config.l2_group_size, sm_count=sm_count)
+        return kernel(a, b, out, launch=self.config.launch, sm_count=sm_count)
 
 
 def load(

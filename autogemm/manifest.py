@@ -21,7 +21,7 @@ Operand = Literal["a", "b", "d"]
 
 # The variables every expression may use: extents in elements, row strides of A, B and D in elements, SMs to occupy and
 # the launch-time knobs. Scalars may also use the scalars listed before them.
-VARIABLES: Final = ("M", "N", "K", "lda", "ldb", "ldd", "sm_count", "l2_group_size")
+VARIABLES: Final = ("M", "N", "K", "lda", "ldb", "ldd", "sm_count", "l2_group_size", "split_k")
 
 
 def ceildiv(n: int, d: int) -> int:

@@ -9,11 +9,13 @@ from .arch import ArchName
 from .config import Config
 from .dtypes import dtype as lookup_dtype
 
+# Slices of K whose partial sums a thread has in flight at once, at most: few kernels are worth splitting into more than four.
+MAX_IN_FLIGHT: Final = 3
+
 # Barriers, the TMEM address and alignment of the stage ring to 1024 B (the 128-byte swizzle repeats every 1024 B:
 # PTX ISA, "Shared memory swizzle") fit in this many bytes before the ring.
 SMEM_HEADER_BYTES: Final = 1024
 THREADS_PER_WARPGROUP: Final = 128
-ACC_BYTES: Final = 4  # float32 accumulator
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,7 +51,7 @@ def geometry(config: Config, arch_name: ArchName) -> Geometry:
     per_consumer = config.blk_m if config.pingpong else config.blk_m // max(1, config.num_consumer)
     return Geometry(
         cta_rows=config.blk_m, cta_cols=config.blk_n, cluster_rows=ctas * config.blk_m, cluster_cols=config.blk_n,
-        consumer_rows=per_consumer, cluster_ctas=ctas * config.split_k,
+        consumer_rows=per_consumer, cluster_ctas=ctas,
     )  # fmt: skip
 
 
@@ -70,11 +72,6 @@ def epilogue_bytes(config: Config, arch_name: ArchName, dtype: str) -> int:
     return rows * config.epi_n * lookup_dtype(dtype).bytes
 
 
-def exchange_bytes(config: Config) -> int:
-    """Return shared-memory bytes in which a CTA receives the other slices' partial sums of the columns it owns."""
-    return config.blk_m * (config.blk_n // config.split_k) * (config.split_k - 1) * ACC_BYTES
-
-
 def store_box(config: Config) -> int:
     """Return columns of D per TMA store box on sm_90a: the widest swizzle span that fits EPI_N (or one MMA's 64 rows of B)."""
     return 64 if config.swap_ab else next((box for box in (64, 32) if config.epi_n % box == 0), 16)
@@ -83,7 +80,7 @@ def store_box(config: Config) -> int:
 def smem_bytes(config: Config, arch_name: ArchName, dtype: str) -> int:
     """Return dynamic shared memory of one CTA in bytes."""
     ring = config.pipe_depth * stage_bytes(config, arch_name, dtype)
-    return SMEM_HEADER_BYTES + ring + epilogue_bytes(config, arch_name, dtype) + exchange_bytes(config)
+    return SMEM_HEADER_BYTES + ring + epilogue_bytes(config, arch_name, dtype)
 
 
 def tmem_columns(config: Config) -> int:
@@ -100,6 +97,18 @@ def accumulator_registers(config: Config) -> int:
     """Return float32 accumulator registers per consumer thread (sm_90a, where wgmma accumulates in registers)."""
     rows = geometry(config, "sm_90a").consumer_rows
     return rows * config.blk_n // THREADS_PER_WARPGROUP
+
+
+def slices_in_registers(config: Config) -> tuple[int, int]:
+    """Return (accumulators of a consumer thread that are summed over the slices of K together, slices in flight); sm_90a.
+
+    The sums and the terms in flight lie beside the accumulators, in what the compiler was seen to allot without spilling: 224
+    registers of one consumer's thread, 192 of two's. More than 64 accumulators are summed in parts.
+    """
+    have = accumulator_registers(config)
+    together = have if have <= 64 else max(n for n in range(4, 37, 4) if have % n == 0)
+    in_flight = ((224 if config.num_consumer == 1 else 192) - have - together) // together if have <= 64 else 1
+    return together, max(1, min(in_flight, MAX_IN_FLIGHT))
 
 
 def register_split(config: Config) -> tuple[int, int] | None:

@@ -540,7 +540,7 @@ def cpu_cost(run: Run) -> dict[str, Any]:
     fresh = itertools.cycle(many)
     calls: dict[str, Callable[[], object]] = {
         "lookup hit": lambda: kinds.get((a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device, None)),
-        "launch": lambda: kind.kernel(a, bt, out, l2_group_size=kind.l2_group_size, sm_count=kind.sm_count),
+        "launch": lambda: kind.kernel(a, bt, out, launch=kind.launch, sm_count=kind.sm_count),
         "matmul(out=)": lambda: autogemm.matmul(a, b, out),
         "torch.matmul(out=)": lambda: torch.matmul(a, b, out=out),
         "matmul(out=), new address": lambda: autogemm.matmul(a, b, next(fresh)),

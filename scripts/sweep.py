@@ -32,6 +32,9 @@ def main() -> int:
     parser.add_argument("--within", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--group", type=int, nargs="+", default=[8], help="values of l2_group_size")
+    parser.add_argument(
+        "--split", type=int, nargs="+", default=list(range(2, 9)), help="values of SPLIT_K where a kernel splits"
+    )
     parser.add_argument("--cold", action="store_true")
     given = parser.parse_args()
     binaries = {b.config: b for b in read_folder(given.candidates) if b.manifest.dtype == given.dtype}
@@ -40,7 +43,8 @@ def main() -> int:
     bench: DeviceBench | None = None
     for shape in read_shapes(given.shapes):
         problem = Problem(m=shape.m, n=shape.n, k=shape.k, dtype=given.dtype)
-        ranked = rank(problem, list(binaries), target)
+        every = [replace(c, split_k=s) for c in binaries for s in (given.split if c.split_k > 1 else (1,))]
+        ranked = rank(problem, every, target)
         limit = given.within * ranked[0][1].time_s
         configs = [replace(c, l2_group_size=g) for c, p in ranked if p.time_s <= limit for g in given.group]
         bench = DeviceBench(problem) if bench is None else bench

@@ -13,7 +13,7 @@ import torch
 from fakes import make_manifest
 
 from autogemm.binary import Binary, Usage
-from autogemm.config import NAMED, Config
+from autogemm.config import NAMED, Config, LaunchKnobs
 from autogemm.decision import Notice
 from autogemm.device import Device
 from autogemm.dispatch import Dispatcher
@@ -105,13 +105,13 @@ class FakeKernel:
     binary: Binary
 
     def __call__(
-        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, l2_group_size: int, sm_count: int
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, launch: LaunchKnobs, sm_count: int
     ) -> torch.Tensor:  # fmt: skip
-        self.run(self.plan(a, b, out, l2_group_size=l2_group_size, sm_count=sm_count, stream=self.current_stream()))
+        self.run(self.plan(a, b, out, launch=launch, sm_count=sm_count, stream=self.current_stream()))
         return out
 
     def plan(
-        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, l2_group_size: int, sm_count: int, stream: int
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, launch: LaunchKnobs, sm_count: int, stream: int
     ) -> tuple[Any, ...]:  # fmt: skip
         refused = [
             tensor.shape
@@ -125,7 +125,7 @@ class FakeKernel:
             or tensor.is_neg()
         ]
         assert not refused and a.shape[1] % 8 == 0 and out.shape == (a.shape[0], b.shape[0]), (a.shape, b.shape, out.shape)
-        assert self.binary.manifest.cluster_ctas <= sm_count <= self.machine.gpu.sm_count and 1 <= l2_group_size <= 64
+        assert self.binary.manifest.cluster_ctas <= sm_count <= self.machine.gpu.sm_count and 1 <= launch.l2_group_size <= 64
         return (*((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in (a, b, out)), sm_count, stream)
 
     def run(self, plan: tuple[Any, ...]) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from autogemm.binary import Binary
+from autogemm.config import LaunchKnobs
 from autogemm.errors import InputError
 from autogemm.measure.faults import Fault, TrialFault
 from autogemm.measure.timer import BASELINE, ScriptedTimer
@@ -35,7 +36,7 @@ class FakeService:
         self._timer = ScriptedTimer({BASELINE: 1e-5}, seed=seed or 0)
         return {"seed": 1234 if seed is None else seed, "baseline_error": 2e-4}
 
-    def admit(self, name: str, binary: Binary, l2_group_size: int, sm_count: int | None) -> dict[str, float]:
+    def admit(self, name: str, binary: Binary, launch: LaunchKnobs, sm_count: int | None) -> dict[str, float]:
         behaviour, _, seconds = binary.cubin.decode().partition(":")
         if behaviour == "wrong":
             raise TrialFault(Fault(outcome=Outcome.INCORRECT, detail="wrong", sticky=False))

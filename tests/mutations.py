@@ -838,9 +838,7 @@ SM90: Final[tuple[Mutation, ...]] = (
         "(tile * slices) * CONSUMERS",
     ),
     _sm90("split", "index", "tiles leave their sums in one place", "(tile * slices + of) * CONSUMERS", "(of) * CONSUMERS"),
-    _sm90(
-        "split", "index", "threads' sums overlap", "thread) + i * (WARPGROUP * 4)", "thread) + i * WARPGROUP", after=_COUNT90
-    ),
+    _sm90("split", "index", "threads' sums overlap", "first + i * (WARPGROUP * 4)", "first + i * WARPGROUP", after=_COUNT90),
     _sm90("split", "index", "slice 0 is taken for the own one", "if other == slice0:", "if other == 0:"),
     _sm90("split", "index", "sums of earlier slices are dropped", "total[i] = total[i] + term[s, i]", "total[i] = term[s, i]"),
     _sm90(

@@ -32,6 +32,7 @@ BREAKERS: dict[str, tuple[Config, str]] = {
     "wgmma-shape": (COOP.with_knob("BLK_N", 260), "sm_90a"),
     "sm90-consumers": (COOP.with_knob("NUM_CONSUMER", 4), "sm_90a"),
     "accumulator-registers": (COOP.with_knob("BLK_M", 256), "sm_90a"),
+    "split-k": (COOP.with_knob("SPLIT_K", 2), "sm_90a"),
     "multicast-halves": (COOP.with_knob("BLK_N", 248).with_knob("EPI_N", 248), "sm_90a"),
 }
 

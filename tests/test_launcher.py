@@ -9,6 +9,7 @@ import pytest
 import torch
 from fakes import Disguised, FakeDriver, make_binary, make_manifest
 
+from autogemm.config import LaunchKnobs
 from autogemm.errors import InputError, LaunchError
 from autogemm.manifest import magic_multiplier
 from autogemm.runtime import launcher
@@ -50,7 +51,7 @@ def test_encodes_each_tensor_map_from_the_manifest() -> None:
 
 def test_passes_scalars_in_the_order_of_the_manifest() -> None:
     kernel, driver = make_kernel()
-    kernel(*matrices(300, 264, 136), l2_group_size=5)
+    kernel(*matrices(300, 264, 136), launch=LaunchKnobs(l2_group_size=5))
     assert driver.launches[0].scalars == [3, magic_multiplier(5), 9]
 
 
@@ -154,7 +155,7 @@ def test_sizes_evaluated_for_other_addresses_serve_new_ones() -> None:
         kernel(*tensors)
         assert correct(*tensors)
     assert len(driver.prepared) == 3 and len(kernel._recipes) == 1
-    kernel(*matrices(300, 264, 136), l2_group_size=3)
+    kernel(*matrices(300, 264, 136), launch=LaunchKnobs(l2_group_size=3))
     assert len(kernel._recipes) == 2
 
 
@@ -164,7 +165,8 @@ def test_every_launch_knob_is_part_of_the_key() -> None:
     for group in (None, 1, 2, 8):
         for sms in (None, 2, 8):
             for stream in (None, 3, 4):
-                kernel(*tensors, l2_group_size=group, sm_count=sms, stream=stream)
+                launch = None if group is None else LaunchKnobs(l2_group_size=group)
+                kernel(*tensors, launch=launch, sm_count=sms, stream=stream)
                 last = driver.launches[-1]
                 assert last.scalars[1] == magic_multiplier(group or 8)
                 assert last.spec.grid_ctas == min(sms or 132, 25) and last.spec.stream == (stream or 7)
@@ -239,7 +241,13 @@ def test_takes_column_slices_of_one_buffer() -> None:
 def test_refuses_group_sizes_out_of_range(group: int) -> None:
     kernel, _ = make_kernel()
     with pytest.raises(InputError, match="1 to 64"):
-        kernel(*matrices(128, 128, 64), l2_group_size=group)
+        kernel(*matrices(128, 128, 64), launch=LaunchKnobs(l2_group_size=group))
+
+
+def test_refuses_slices_of_a_kernel_that_does_not_split() -> None:
+    kernel, _ = make_kernel()
+    with pytest.raises(InputError, match="SPLIT_K=2; use 1: this kernel can't split"):
+        kernel(*matrices(128, 128, 64), launch=LaunchKnobs(split_k=2))
 
 
 def test_a_single_row_may_have_any_row_stride() -> None:
@@ -361,7 +369,8 @@ def test_refuses_scalars_beyond_32_bits() -> None:
 def test_a_plan_runs_again_on_what_the_memory_holds_and_never_with_workspace() -> None:
     kernel, driver = make_kernel()
     a, b, out = matrices(64, 64, 64)
-    plan = kernel.plan(a, b, out, l2_group_size=4, sm_count=100, stream=kernel.current_stream())  # type: ignore[arg-type]
+    launch = LaunchKnobs(l2_group_size=4)
+    plan = kernel.plan(a, b, out, launch=launch, sm_count=100, stream=kernel.current_stream())  # type: ignore[arg-type]
     assert plan is not None
     for seed in range(2):
         a.tensor.copy_(integers(64, 64, seed=seed))
@@ -369,4 +378,4 @@ def test_a_plan_runs_again_on_what_the_memory_holds_and_never_with_workspace() -
         assert correct(a, b, out)
     assert len(driver.prepared) == 1 and [launch.scalars[1] for launch in driver.launches] == [magic_multiplier(4)] * 2
     kernel, _ = make_kernel(workspace="M * N * 4")
-    assert kernel.plan(a, b, out, l2_group_size=4, sm_count=100, stream=7) is None  # type: ignore[arg-type]
+    assert kernel.plan(a, b, out, launch=launch, sm_count=100, stream=7) is None  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from autogemm.kernel.scheduler import RASTER_PARAMS, divide, raster_scalars, tile_at
+from autogemm.kernel.scheduler import RASTER_PARAMS, SLICE_PARAMS, divide, raster_scalars, tile_at
 from autogemm.manifest import VARIABLES, evaluate, magic_multiplier, magic_shift
 
 
@@ -74,3 +74,26 @@ def test_division_by_multiplication_is_exact_at_every_boundary():
         for n in {q * d + r for q in quotients for r in (-1, 0, 1, d - 1)}:
             if 0 <= n < 2**31:
                 assert divide(n, mul, shift) == n // d, (n, d)
+
+
+def test_clusters_share_all_slices_of_all_tiles_and_a_tiles_slices_are_neighbours():
+    values = dict.fromkeys(VARIABLES, 1) | {"M": 300, "N": 500, "sm_count": 13, "l2_group_size": 2}
+    scalars = raster_scalars(cluster_rows=128, cluster_cols=64, cluster_ctas=1, slices="5")
+    assert {name for name, _ in (*RASTER_PARAMS, *SLICE_PARAMS)} <= {scalar.name for scalar in scalars}
+    for scalar in scalars:
+        values[scalar.name] = evaluate(scalar.value, values)
+    assert (values["tile_count"], values["item_count"], values["cluster_count"]) == (24, 120, 13)
+    taken = []
+    for cluster in range(values["cluster_count"]):
+        for item in range(cluster, values["item_count"], values["cluster_count"]):
+            tile = divide(item, values["slices_mul"], values["slices_shift"])
+            taken.append((item, tile_at(tile, values), item - tile * values["slices"]))
+    assert len({(tile, part) for _, tile, part in taken}) == len(taken) == 120
+    assert [part for _, _, part in sorted(taken)] == [*range(5)] * 24
+
+
+def test_the_grid_holds_every_slice_of_a_single_tile():
+    values = dict.fromkeys(VARIABLES, 1) | {"M": 8, "N": 8, "sm_count": 132}
+    for scalar in raster_scalars(cluster_rows=128, cluster_cols=64, cluster_ctas=1, slices="7"):
+        values[scalar.name] = evaluate(scalar.value, values)
+    assert values["grid"] == 7

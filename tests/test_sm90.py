@@ -20,13 +20,13 @@ from autogemm.constraints import violations
 from autogemm.kernel import sm90
 from autogemm.kernel.generate import generate
 from autogemm.manifest import VARIABLES, evaluate
-from autogemm.resources import accumulator_registers, exchange_bytes, geometry, smem_bytes, stage_bytes, store_box
+from autogemm.resources import accumulator_registers, geometry, slices_in_registers, smem_bytes, stage_bytes, store_box
 from autogemm.space import load_space
 
 
 def make(blk_m: int, blk_n: int, pipe_depth: int = 3, **knobs: Any) -> Config:
-    """Return a Config whose EPI_N defaults to what one CTA owns."""
-    knobs.setdefault("epi_n", blk_n // knobs.get("split_k", 1))
+    """Return a Config whose EPI_N defaults to BLK_N."""
+    knobs.setdefault("epi_n", blk_n)
     return Config(blk_m=blk_m, blk_n=blk_n, pipe_depth=pipe_depth, **knobs)
 
 
@@ -36,6 +36,7 @@ KERNELS = {
     "ping-pong": make(64, 48, num_consumer=2, epi_n=16, pingpong=True),
     "three consumers": make(192, 32, num_consumer=3),
     "split": make(64, 96, epi_n=16, split_k=3),
+    "split in parts": make(128, 96, num_consumer=1, split_k=4),  # more accumulators than are summed at once
     "swapped": make(128, 24, num_consumer=1, swap_ab=True),
     "swapped and split": make(128, 16, num_consumer=2, split_k=2, swap_ab=True),
 }
@@ -48,8 +49,8 @@ def kernel(request):
 
 def evaluated(config: Config, m: int, n: int, k: int, **given: int) -> dict[str, int]:
     """Return every scalar of the manifest for one problem on 132 SMs."""
-    values = dict.fromkeys(VARIABLES, 8) | {"M": m, "N": n, "K": k, "lda": k, "ldb": k, "ldd": n, "sm_count": 132} | given
-    for scalar in sm90.manifest_parts(config, "float16")[0]:
+    values = {"M": m, "N": n, "K": k, "lda": k, "ldb": k, "ldd": n, "sm_count": 132, **config.launch._asdict()} | given
+    for scalar in sm90.manifest_parts(config.binary, "float16")[0]:
         values[scalar.name] = evaluate(scalar.value, values)
     return values
 
@@ -68,7 +69,8 @@ def test_the_shipped_space_reaches_every_mechanism():
     binaries = load_space("sm_90a").binaries()
     assert {c.num_consumer for c in binaries} == {1, 2, 3}
     assert {c.cta_group for c in binaries} == {1, 2}
-    assert {c.split_k for c in binaries} >= {1, 2, 3, 4}
+    assert {c.split_k for c in load_space("sm_90a").configs()} >= {1, 2, 3, 4}
+    assert {c.split_k for c in binaries} == {1, 2}  # one Binary takes any number of slices
     assert {c.blk_n for c in binaries if c.blk_m == 128 and not c.swap_ab} >= set(range(96, 257, 16))
     assert {c.blk_n for c in binaries if c.swap_ab} >= {8, 16, 32, 64, 128}
     assert any(c.pingpong for c in binaries)
@@ -92,29 +94,46 @@ def test_named_configs_are_legal():
     [
         (make(128, 128, num_consumer=2, cta_group=2, split_k=2), "split-k"),
         (make(128, 128, num_consumer=2, pingpong=True, split_k=2, epi_n=64), "split-k"),
-        (make(64, 144, split_k=9), "split-k"),
-        (make(64, 96, split_k=4, epi_n=8), "split-k"),
-        (make(64, 32, split_k=8, epi_n=4, swap_ab=True), "split-k"),
+        (make(64, 144, split_k=17), "split-k"),
         (make(64, 64, epi_n=24), "epilogue-divides"),
-        (make(64, 64, split_k=2, epi_n=64), "epilogue-divides"),
         (make(64, 48, epi_n=24), "epilogue-box"),
         (make(64, 24, epi_n=12, swap_ab=True), "epilogue-box"),
         (make(64, 264), "wgmma-shape"),
         (make(96, 64), "wgmma-shape"),
         (make(128, 24, cta_group=2, num_consumer=2, epi_n=8, swap_ab=True), "multicast-halves"),
-        (make(128, 256, 2, split_k=2, epi_n=16, num_consumer=1), "accumulator-registers"),
-        (make(128, 256, 4, split_k=2, epi_n=16, num_consumer=2), "shared-memory"),
+        (make(128, 256, 2, epi_n=16, num_consumer=1), "accumulator-registers"),
+        (make(128, 256, 4, split_k=2, epi_n=16, num_consumer=2), "accumulator-registers"),
+        (make(128, 256, 5, epi_n=16, num_consumer=2), "shared-memory"),
     ],
 )
 def test_illegal_configs_are_named_by_their_rule(config, rule):
     assert any(text.endswith(f"[{rule}]") for text in violations(config, "sm_90a")), violations(config, "sm_90a")
 
 
-def test_splitting_k_multiplies_the_cluster_and_not_the_tile():
+def test_splitting_k_changes_neither_tile_nor_cluster_nor_shared_memory():
     plain, split = make(64, 64), make(64, 64, split_k=4)
-    assert geometry(split, "sm_90a") == replace(geometry(plain, "sm_90a"), cluster_ctas=4)
-    assert exchange_bytes(plain) == 0
-    assert exchange_bytes(split) == 3 * 64 * 16 * 4  # three peers send 16 columns each
+    assert geometry(split, "sm_90a") == geometry(plain, "sm_90a")
+    assert smem_bytes(split, "sm_90a", "float16") == smem_bytes(plain, "sm_90a", "float16")
+
+
+def test_the_sums_of_slices_fit_beside_the_accumulators():
+    for config in load_space("sm_90a").binaries():
+        if config.split_k > 1:
+            have = accumulator_registers(config)
+            together, in_flight = slices_in_registers(config)
+            assert have % together == together % 4 == 0 and in_flight >= 1
+            assert have + together * (1 + in_flight) <= (224 if config.num_consumer == 1 else 192)
+
+
+def test_the_workspace_holds_a_counter_per_tile_and_consumer_and_the_sums_of_every_slice():
+    config = make(128, 64, num_consumer=2, split_k=5)
+    values = evaluated(config, 200, 300, 1000)
+    tiles, slices = 2 * 5, 4  # 16 steps in slices of 4: a fifth slice would be empty
+    assert (values["tile_count"], values["slices"], values["item_count"]) == (tiles, slices, tiles * slices)
+    assert values["counter_words"] == 32  # whole lines of 128 bytes
+    sums = tiles * slices * 128 * 64
+    assert evaluate(sm90.manifest_parts(config.binary, "float16")[3], values) == 4 * (32 + sums)
+    assert sm90.manifest_parts(make(128, 64, num_consumer=2), "float16")[3] == "0"
 
 
 @pytest.mark.parametrize(("epi_n", "box"), [(16, 16), (48, 16), (32, 32), (96, 32), (64, 64), (192, 64), (176, 16)])
@@ -162,12 +181,13 @@ def test_slices_of_k_cover_every_step_once(config):
     for k in (8, 64, 72, 128, 200, 448, 1000, 4096):
         values = evaluated(config, 64, 64, k)
         covered = []
-        for part in range(config.split_k):  # as the kernel computes it
+        for part in range(values["slices"]):  # as the kernel computes it
             first = part * values["slice_steps"]
-            covered += range(first, first + max(1, min(values["slice_steps"], values["k_steps"] - first)))
-        assert len(covered) == len(set(covered))
-        assert set(range(values["k_steps"])) <= set(covered)
-        assert len(covered) - values["k_steps"] < config.split_k  # and what is beyond K is at most a step of zeros each
+            steps = min(values["slice_steps"], values["k_steps"] - first)
+            assert steps >= 1
+            covered += range(first, first + steps)
+        assert covered == list(range(values["k_steps"]))
+        assert values["slices"] <= config.split_k
 
 
 def test_the_grid_is_whole_clusters():
@@ -181,10 +201,11 @@ def test_the_grid_is_whole_clusters():
 
 def test_manifest_matches_the_kernel(kernel):
     known = set(VARIABLES) | {s.name for s in kernel.manifest.scalars}
-    assert {p.name for p in kernel.manifest.params if p.kind != "tensor_map"} <= known
+    assert {p.name for p in kernel.manifest.params if p.kind not in ("tensor_map", "workspace")} <= known
     assert [p.name for p in kernel.manifest.params if p.kind == "tensor_map"] == ["lhs_map", "out_map", "rhs_map"]
     assert kernel.manifest.cluster_ctas == geometry(kernel.config, "sm_90a").cluster_ctas
-    assert kernel.manifest.workspace_bytes == "0"
+    assert any(p.kind == "workspace" for p in kernel.manifest.params) == (kernel.config.split_k > 1)
+    assert (kernel.manifest.workspace_bytes == "0") == (kernel.config.split_k == 1)
 
 
 def test_kernels_keep_to_their_plan(kernel):
@@ -192,12 +213,12 @@ def test_kernels_keep_to_their_plan(kernel):
     assert f"__launch_bounds__({(config.num_consumer + 1) * 128}, 1)" in text
     assert f"m64n{config.blk_n}k16" in text
     assert ("stmatrix_sync_aligned_m8n8_x2_trans" in text or "x4_trans" in text) == config.swap_ab
-    assert ("st_async" in text) == (config.split_k > 1)
+    assert ("atom_acq_rel_gpu_global_add" in text) == (config.split_k > 1)
     assert ("multicast" in text) == (config.cta_group > 1)
     assert ("bar_arrive" in text) == config.pingpong
     assert f"float acc_ptr[{accumulator_registers(config)}]" in text
     inits = re.findall(r"mbarrier_init_init_shared_b64\(tvm_builtin_cuda_cvta", text)
-    assert len(inits) == 2 * config.pipe_depth + (2 * config.num_consumer if config.split_k > 1 else 0)
+    assert len(inits) == 2 * config.pipe_depth
     body = text[text.index("gemm_kernel(", text.index("gemm_kernel(") + 1) :]
     assert " % tile" not in body and " / tile" not in body and "/ group" not in body  # tiles are found without division
 
@@ -212,7 +233,6 @@ def test_bfloat16_differs_only_in_the_type():
 
 def test_barrier_names_follow_allocation():
     assert sm90.barrier_names(KERNELS["cooperative"]) == ("tma2mma", "mma2tma")
-    assert sm90.barrier_names(KERNELS["split"]) == ("tma2mma", "mma2tma", "part2sum", "sum2part")
 
 
 # ---- executed on the CPU
@@ -221,7 +241,8 @@ SHAPES = {
     "cooperative": (300, 200, 264),
     "ping-pong": (264, 104, 200),
     "three consumers": (250, 72, 136),
-    "split": (70, 200, 72),  # one step of K for three slices
+    "split": (70, 200, 328),
+    "split in parts": (130, 200, 264),
     "swapped": (40, 264, 200),
     "swapped and split": (21, 392, 200),
 }
@@ -230,11 +251,11 @@ SHAPES = {
 @cache
 def built(name: str, dtype: str = "float16") -> Any:
     """Return the traced kernel, once."""
-    return sm90.build(KERNELS[name], dtype)
+    return sm90.build(KERNELS[name].binary, dtype)
 
 
 def execute(func: Any, config: Config, shape: tuple[int, int, int], dtype: str = "float16", seeds: Any = (0,)) -> Any:
-    """Return the CheckReport of ``func`` on two clusters' worth of SMs, with exact integers."""
+    """Return the CheckReport of ``func`` on two or three clusters' worth of SMs, with exact integers."""
     np = pytest.importorskip("numpy")
     from autogemm.simulate.check import check_primfunc
 
@@ -245,7 +266,7 @@ def execute(func: Any, config: Config, shape: tuple[int, int, int], dtype: str =
         a, b = ((x.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16) for x in (a, b))
     else:
         a, b = (x.astype(np.float16) for x in (a, b))
-    sms = 2 * geometry(config, "sm_90a").cluster_ctas
+    sms = (2 if config.split_k == 1 else 3) * geometry(config, "sm_90a").cluster_ctas
     return check_primfunc(
         func, arch="sm_90a", inputs={"a": a, "b": b}, sm_count=sms, level="ptx", seeds=seeds,
         scalars=evaluated(config, m, n, k, sm_count=sms, l2_group_size=2), barrier_names=sm90.barrier_names(config),
@@ -265,6 +286,38 @@ def test_tiny_and_lopsided_problems_are_exact(name, shape):
     report = execute(built(name), KERNELS[name], shape)
     assert report.findings == ()
     assert report.max_error == 0.0
+
+
+@pytest.mark.parametrize("slices", [2, 5, 16])
+def test_one_kernel_takes_any_number_of_slices(slices):
+    config = replace(KERNELS["split"], split_k=slices)
+    func = built("split")
+    report = execute(func, config, (70, 200, 328))
+    assert report.findings == ()
+    assert report.max_error == 0.0
+
+
+def test_sums_repeat_bit_for_bit_whoever_comes_last():
+    np = pytest.importorskip("numpy")
+    from autogemm.simulate.check import Binding, compile_program
+    from autogemm.simulate.cost import cost_table
+    from autogemm.simulate.machine import Machine
+
+    m, n, k = 70, 200, 328
+    config = KERNELS["split"]
+    rng = np.random.default_rng(2)
+    inputs = {name: rng.standard_normal(size).astype(np.float16) for name, size in (("a", (m, k)), ("b", (n, k)))}
+    program = compile_program(built("split"), arch("sm_90a"), "ptx")
+    binding = Binding(program, inputs, evaluated(config, m, n, k, sm_count=3), 3, True)
+    outcomes = set()
+    for seed in range(4):
+        machine = Machine(
+            program, arch=arch("sm_90a"), parameters=binding.parameters, arrays=binding.fresh(), shapes=binding.shapes,
+            costs=cost_table("nvidia-h200"), seed=seed,
+        )  # fmt: skip
+        machine.run()
+        outcomes.add(machine.arrays["D"].tobytes())
+    assert len(outcomes) == 1
 
 
 @pytest.mark.parametrize("name", ["ping-pong", "swapped and split"])
@@ -292,16 +345,20 @@ MUTATIONS = {
         ("ping-pong", "order.pass_turn(consumer)", "order.pass_turn(0)"),
     "the other consumer's stages are not passed over":
         ("ping-pong", "skip(ring, steps, DEPTH)", "skip(ring, 0, DEPTH)"),
-    "partial sums overwrite unread ones":
-        ("split", "sum2part.wait(consumer, exchange.phase ^ 1)", "sum2part.wait(consumer, 1)"),
-    "partial sums are not awaited":
-        ("split", "part2sum.wait(consumer, exchange.phase)", "part2sum.wait(consumer, 1)"),
-    "too many bytes are expected":
-        ("split", "(SLICES - 1) * PARTIAL * WARPGROUP * 4", "SLICES * PARTIAL * WARPGROUP * 4"),
-    "two slices share a slot":
-        ("split", "cta_rank > owner)", "cta_rank > 1)"),
-    "a CTA leaves under its peers' writes":
-        ("split", "T.cuda.cluster_sync()\n    # fmt: on", "T.cuda.cta_sync()\n    # fmt: on"),
+    "sums are counted before they are all there":
+        ("split", "T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))\n                before[0]", "before[0]"),
+    "counting in releases nothing":
+        ("split", "atom.acq_rel.gpu", "atom.acquire.gpu"),
+    "counting in acquires nothing":
+        ("split", "atom.acq_rel.gpu", "atom.release.gpu"),
+    "the sum is taken one slice early":
+        ("split", 'T.Cast("uint32", slices - 1)', 'T.Cast("uint32", slices - 2)'),
+    "counters are not cleared":
+        ("split", "T.ptx[_CLEAR](counter, T.uint32(0))", "T.ptx[_CLEAR](counter, T.uint32(1))"),
+    "own sums are left out":
+        ("split", "if slice0 == slices - 1:", "if slice0 == slices:"),
+    "parts are summed from one place":
+        ("split in parts", "quad = T.meta_var(chunk * (CHUNK // 4) + i)", "quad = T.meta_var(i)"),
 }  # fmt: skip
 
 
@@ -318,7 +375,7 @@ def test_a_fault_put_into_the_kernel_is_found(fault, tmp_path):
     sys.modules["mutant"] = mutant
     try:
         spec.loader.exec_module(mutant)
-        report = execute(mutant.build(KERNELS[name], "float16"), KERNELS[name], SHAPES[name])
+        report = execute(mutant.build(KERNELS[name].binary, "float16"), KERNELS[name], SHAPES[name])
     finally:
         del sys.modules["mutant"]
     assert report.findings, fault

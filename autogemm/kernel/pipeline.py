@@ -7,9 +7,6 @@ tma2mma    "full": the TMA engine has written the stage's bytes; whoever multipl
 mma2tma    "empty": the multiplications that read the stage are done; the TMA producer waits.
 =========  =========================================================================================
 
-Where a cluster splits K, two more per consumer: part2sum (all partial sums of the columns that this CTA owns are in its shared
-memory) and sum2part (every owner has read what this CTA sent, which may send the next tile's).
-
 Barriers have no names in the IR, so each arch body lists its own in allocation order for the CPU execution's reports.
 The producer's PipelineState starts at phase 1 (a fresh mbarrier lets a wait on the other parity pass), consumers' at 0.
 """
@@ -22,8 +19,6 @@ from tvm.script import tirx as T
 
 TMA2MMA: Final = "tma2mma"
 MMA2TMA: Final = "mma2tma"
-PART2SUM: Final = "part2sum"
-SUM2PART: Final = "sum2part"
 
 # Hardware barriers 0..15 of a CTA (PTX ISA, "bar, barrier"). 0 is __syncthreads; warpgroup w uses w + 1 for itself.
 FIRST_FREE_NAMED_BARRIER: Final = 8

@@ -10,9 +10,10 @@ and the epilogue transposes: D is written row-major either way.
 
 CTA_GROUP = 2: the cluster's CTAs take neighbouring row tiles and each loads half of the rhs tile for both (TMA multicast).
 PINGPONG: the two consumers take alternate tiles, one multiplying while the other stores.
-SPLIT_K: the cluster's CTAs take slices of K of one tile. Each then owns BLK_N/SPLIT_K columns of the result: the others send
-their partial sums of those columns to the owner's shared memory, and the owner adds them to its own in slice order, so that
-results repeat bit for bit. Nothing goes through global memory and no workspace is needed.
+SPLIT_K: a work item is one slice of K of one tile; how many slices there are is decided at launch. Each consumer leaves its
+partial sums in the workspace and counts itself in; whoever comes last adds all slices' sums in slice order and writes the tile,
+while the others go on. Nobody waits, so nothing is assumed about which CTAs run at the same time, and whoever is last, the
+results are the same bit for bit.
 """
 
 from __future__ import annotations
@@ -31,9 +32,10 @@ from ..resources import (
     accumulator_registers,
     geometry,
     register_split,
+    slices_in_registers,
     store_box,
 )
-from .pipeline import MMA2TMA, PART2SUM, SUM2PART, TMA2MMA, OrderBarriers, skip, warpgroup_barrier
+from .pipeline import MMA2TMA, TMA2MMA, OrderBarriers, skip, warpgroup_barrier
 from .scheduler import RasterScheduler, raster_scalars
 
 MMA_M: Final = 64  # rows of one wgmma (PTX ISA, wgmma.mma_async: m64nNk16)
@@ -52,8 +54,15 @@ _SWIZZLE_CODE: Final = {32: 1, 64: 2, 128: 3}
 _LOAD: Final = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
 _LOAD_MULTICAST: Final = _LOAD + ".multicast::cluster"
 _STORE: Final = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
-_SEND: Final = "st_async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32"
-_READ: Final = "ld.shared.v4.f32"
+# Partial sums go through L2: they are read by another SM.
+_PUT: Final = "st.relaxed.gpu.global.v4.f32"
+_TAKE: Final = "ld.relaxed.gpu.global.v4.f32"
+# Released after the warpgroup's barrier, so that it covers what all its threads put there (PTX ISA, causality order).
+_COUNT_IN: Final = "atom.acq_rel.gpu.global.add.u32"
+_CLEAR: Final = "st.relaxed.gpu.global.u32"
+_ANY: Final = "barrier.cta.red.or.pred"
+# Counters come first in the workspace, padded to whole lines of 128 bytes.
+_LINE_WORDS: Final = 32
 
 # An empty asm that reads and writes one accumulator: keeps the compiler from moving register accesses across wgmma, which reads
 # and writes them asynchronously (T.cuda.wgmma.noop_barrier takes its register by value and so pins nothing).
@@ -68,33 +77,32 @@ class _Plan:
     blocks: int  # 64-row MMAs on top of each other in one consumer
     block_regs: int  # accumulator registers of one such block
     cluster: int
-    owned_cols: int  # columns of a tile that one CTA writes
     steps: int  # store steps of EPI_N
     box: int  # inner extent of one store box
     store_rows: int  # outer extent of one store box
-    partial_regs: int  # registers of partial sums sent to one owner
+    partial_words: int  # 32-bit words of one consumer's partial sums
 
     @classmethod
     def of(cls, c: Config) -> _Plan:
         geo = geometry(c, "sm_90a")
-        owned = c.blk_n // c.split_k
         return cls(
             consumer_rows=geo.consumer_rows, blocks=geo.consumer_rows // MMA_M, block_regs=c.blk_n * MMA_M // WARPGROUP,
-            cluster=geo.cluster_ctas, owned_cols=owned, steps=owned // c.epi_n, box=store_box(c),
+            cluster=geo.cluster_ctas, steps=c.blk_n // c.epi_n, box=store_box(c),
             store_rows=c.epi_n if c.swap_ab else geo.consumer_rows,
-            partial_regs=accumulator_registers(c) // c.split_k,
+            partial_words=accumulator_registers(c) * WARPGROUP,
         )  # fmt: skip
 
 
 def barrier_names(config: Config) -> tuple[str, ...]:
     """Return the names of the kernel's mbarrier arrays, in allocation order."""
-    return (TMA2MMA, MMA2TMA) + ((PART2SUM, SUM2PART) if config.split_k > 1 else ())
+    return (TMA2MMA, MMA2TMA)
 
 
 def manifest_parts(config: Config, dtype: str) -> tuple[tuple[Scalar, ...], tuple[TensorMap, ...], str, str]:
     """Return (scalars, tensor maps, grid, workspace bytes) of the kernel's Manifest."""
     c, plan = config, _Plan.of(config)
     rows, cols, ld_lhs, ld_rhs = ("N", "M", "ldb", "lda") if c.swap_ab else ("M", "N", "lda", "ldb")
+    split = c.split_k > 1
     # A box that is mostly out of bounds costs as much as a full one (M = 16: 54 us against 38), so a box larger than the tensor
     # is cut to it, in whole swizzle atoms of 8 rows. Multicast halves are left alone: peers count their bytes.
     trims = c.cta_group == 1
@@ -107,12 +115,18 @@ def manifest_parts(config: Config, dtype: str) -> tuple[tuple[Scalar, ...], tupl
         Scalar(name="out_box", value=f"min({plan.store_rows}, round_up(M, 8))"),
         Scalar(name="stage_bytes", value=f"(lhs_box + rhs_box * {c.cta_group}) * {row_bytes}"),
         Scalar(name="k_steps", value=f"ceildiv(K, {c.blk_k})"),
-        Scalar(name="slice_steps", value=f"ceildiv(k_steps, {c.split_k})"),
+        Scalar(name="slice_steps", value="ceildiv(k_steps, split_k)" if split else "k_steps"),
         *raster_scalars(
-            cluster_rows=c.cta_group * c.blk_m, cluster_cols=c.blk_n, cluster_ctas=plan.cluster, rows=rows, cols=cols
+            cluster_rows=c.cta_group * c.blk_m, cluster_cols=c.blk_n, cluster_ctas=plan.cluster, rows=rows, cols=cols,
+            slices="ceildiv(k_steps, slice_steps)" if split else "1",  # at most split_k, and none of them empty
         ),
-    )
-    promotion = L2_PROMOTION_BYTES_STREAMING if c.swap_ab or c.split_k > 1 else L2_PROMOTION_BYTES
+        Scalar(name="counter_words", value=f"round_up(tile_count * {c.num_consumer}, {_LINE_WORDS})" if split else "0"),
+        Scalar(
+            name="workspace_words",
+            value=f"counter_words + item_count * {c.num_consumer * plan.partial_words}" if split else "0",
+        ),
+    )  # fmt: skip
+    promotion = L2_PROMOTION_BYTES_STREAMING if c.swap_ab or split else L2_PROMOTION_BYTES
     maps = (
         TensorMap(
             name="lhs_map", operand="b" if c.swap_ab else "a", dims=("K", rows), strides_bytes=(f"{ld_lhs} * {ELEMENT_BYTES}",),
@@ -127,23 +141,23 @@ def manifest_parts(config: Config, dtype: str) -> tuple[tuple[Scalar, ...], tupl
             box=(str(plan.box), "out_box"), swizzle_bytes=plan.box * ELEMENT_BYTES, l2_promotion_bytes=L2_PROMOTION_BYTES,
         ),
     )  # fmt: skip
-    return scalars, maps, "grid", "0"
+    return scalars, maps, "grid", "workspace_words * 4" if split else "0"
 
 
 def build(config: Config, dtype: str) -> Any:
     """Return the TIRx PrimFunc ``gemm`` of a legal ``config``.
 
-    Its parameters are the matrices a [M,K], b [N,K] and d [M,N], the row strides lda, ldb, ldd in elements, and the scalars of
-    ``manifest_parts``.
+    Its parameters are the matrices a [M,K], b [N,K] and d [M,N], the workspace, the row strides lda, ldb, ldd in elements, and
+    the scalars of ``manifest_parts``.
     """
     c, p = config, _Plan.of(config)
     BLK_M, BLK_N, BLK_K, DEPTH, CONSUMERS, EPI_N = c.blk_m, c.blk_n, c.blk_k, c.pipe_depth, c.num_consumer, c.epi_n
-    GROUP, SLICES, CLUSTER, PINGPONG, SWAP = c.cta_group, c.split_k, p.cluster, c.pingpong, c.swap_ab
+    GROUP, SPLIT, CLUSTER, PINGPONG, SWAP = c.cta_group, c.split_k > 1, p.cluster, c.pingpong, c.swap_ab
     ROWS, BLOCKS, BLOCK_REGS, BOX = p.consumer_rows, p.blocks, p.block_regs, p.box
     LHS_STAGE, RHS_STAGE = BLK_M * BLK_K, BLK_N * BLK_K
     RHS_PART = RHS_STAGE // GROUP
-    ACCUMULATORS, PARTIAL = BLOCKS * BLOCK_REGS, p.partial_regs
-    OWNED_REGS = PARTIAL // BLOCKS  # registers of one block that one CTA writes
+    ACCUMULATORS, PARTIAL = BLOCKS * BLOCK_REGS, p.partial_words
+    CHUNK, AT_ONCE = slices_in_registers(c)
     REGISTERS = register_split(c)
     SWIZZLE = _SWIZZLE_CODE[BOX * ELEMENT_BYTES]
     ptx = lookup_dtype(dtype).ptx
@@ -159,22 +173,30 @@ def build(config: Config, dtype: str) -> Any:
     def rhs_of(a, b):
         return a if SWAP else b
 
+    def sums_at(counter_words, tile, slices, of, consumer, thread):
+        """Return the word of the workspace at which thread's partial sums of slice ``of`` of a tile start."""
+        slot = (tile * slices + of) * CONSUMERS + consumer
+        return T.Cast("int64", counter_words + thread * 4) + T.Cast("int64", slot) * T.int64(PARTIAL)
+
     # fmt: off
     @T.prim_func
     def gemm(
-        a: T.handle, b: T.handle, d: T.handle, lda: T.int32, ldb: T.int32, ldd: T.int32,
+        a: T.handle, b: T.handle, d: T.handle, scratch: T.handle, lda: T.int32, ldb: T.int32, ldd: T.int32,
         lhs_box: T.int32, rhs_box: T.int32, out_box: T.int32, stage_bytes: T.int32, k_steps: T.int32, slice_steps: T.int32,
         grid: T.int32, tile_count: T.int32, cluster_count: T.int32, full_tiles: T.int32,
         group_tiles: T.int32, group_tiles_mul: T.uint32, group_tiles_shift: T.int32,
         group_rows: T.int32, group_rows_mul: T.uint32, group_rows_shift: T.int32,
         tail_rows: T.int32, tail_rows_mul: T.uint32, tail_rows_shift: T.int32,
+        item_count: T.int32, slices: T.int32, slices_mul: T.uint32, slices_shift: T.int32, counter_words: T.int32,
     ):
         M = T.int32()
         N = T.int32()
         K = T.int32()
+        workspace_words = T.int32()
         A = T.match_buffer(a, (M, K), dtype)
         B = T.match_buffer(b, (N, K), dtype)
         D = T.match_buffer(d, (M, N), dtype)
+        workspace = T.match_buffer(scratch, (workspace_words,), "float32")
         # The launcher encodes the maps from the manifest; these calls tell the CPU execution the same.
         lhs_map: T.let[T.handle("tensormap")] = T.tvm_stack_alloca("tensormap", 1)
         T.call_packed(ENCODE, lhs_map, dtype, 2, lhs_of(A, B).data, K, lhs_of(M, N), lhs_of(lda, ldb) * 2,
@@ -203,20 +225,12 @@ def build(config: Config, dtype: str) -> Any:
         pool = T.SMEMPool()
         tma2mma = TMABar(pool, DEPTH)
         mma2tma = MBarrier(pool, DEPTH)
-        if SLICES > 1:
-            part2sum = TMABar(pool, CONSUMERS)
-            sum2part = MBarrier(pool, CONSUMERS)
         pool.move_base_to(SMEM_HEADER_BYTES)
         lhs_smem = pool.alloc((DEPTH, LHS_STAGE), dtype)
         rhs_smem = pool.alloc((DEPTH, RHS_STAGE), dtype)
         out_smem = pool.alloc((CONSUMERS, ROWS * EPI_N), dtype)
-        if SLICES > 1:
-            partials = pool.alloc((CONSUMERS, SLICES - 1, PARTIAL * WARPGROUP), "float32")
         tma2mma.init(1)
         mma2tma.init((1 if PINGPONG else CONSUMERS) * GROUP)
-        if SLICES > 1:
-            part2sum.init(1)
-            sum2part.init(SLICES)
         pool.commit()
         T.ptx.fence.proxy.async_.shared__cta()
         T.ptx.fence.mbarrier_init.release.cluster()
@@ -230,14 +244,14 @@ def build(config: Config, dtype: str) -> Any:
             (
                 tile_count, cluster_count, full_tiles, group_tiles, group_tiles_mul, group_tiles_shift,
                 group_rows, group_rows_mul, group_rows_shift, tail_rows, tail_rows_mul, tail_rows_shift,
-            )
+            ),
+            (item_count, slices, slices_mul, slices_shift) if SPLIT else (),
         )
         sched.init(bx // CLUSTER)
         tile_row = T.meta_var((sched.m_idx * GROUP + (cta_rank if GROUP > 1 else 0)) * BLK_M)
         tile_col = T.meta_var(sched.n_idx * BLK_N)
-        # A slice past the end of K multiplies one step of zeros that TMA fills in, so that every slice has a sum to send.
-        first_step = T.meta_var(cta_rank * slice_steps if SLICES > 1 else 0)
-        steps = T.meta_var(T.max(1, T.min(slice_steps, k_steps - first_step)) if SLICES > 1 else k_steps)
+        first_step = T.meta_var(sched.k_slice * slice_steps if SPLIT else 0)
+        steps = T.meta_var(T.min(slice_steps, k_steps - first_step) if SPLIT else k_steps)
 
         if wg_id == 0:
             # ---------------- producer ----------------
@@ -282,12 +296,13 @@ def build(config: Config, dtype: str) -> Any:
             own_row = T.meta_var(0 if PINGPONG else consumer * ROWS)
             thread = T.meta_var(warp_id * 32 + lane_id)
             order = OrderBarriers()
-            if SLICES > 1:
-                total = T.alloc_local((PARTIAL,), "float32")
-                term = T.alloc_local((4,), "float32")
-                peer_data = T.alloc_local((1,), "uint32")
-                peer_bar = T.alloc_local((1,), "uint32")
-                exchange = PipelineState(1, phase=0)
+            if SPLIT:
+                tile0 = T.local_scalar("int32")
+                slice0 = T.local_scalar("int32")
+                total = T.alloc_local((CHUNK,), "float32")
+                term = T.alloc_local((AT_ONCE, CHUNK), "float32")
+                before = T.alloc_local((1,), "uint32")
+                last = T.alloc_local((1,), "uint32")
             # Both operands K-major with 128-byte swizzle: 8-row atoms 1024 B apart (PTX ISA, "Matrix-descriptor format").
             T.cuda.wgmma.encode_matrix_descriptor(T.address_of(lhs_desc[0]), lhs_smem.ptr_to([0, own_row * BLK_K]), 1, 64, 3)
             T.cuda.wgmma.encode_matrix_descriptor(T.address_of(rhs_desc[0]), rhs_smem.ptr_to([0, 0]), 1, 64, 3)
@@ -331,58 +346,63 @@ def build(config: Config, dtype: str) -> Any:
                     skip(ring, steps, DEPTH)
 
             @T.inline
-            def exchange_partials():
-                """Send the other owners' columns, receive this CTA's from the other slices, add them all in slice order.
-
-                A receiver has a slot for every slice but its own: slice s is in slot s, or s - 1 if s is past the receiver.
-                """
-                sum2part.wait(consumer, exchange.phase ^ 1)
-                if thread == 0:
-                    part2sum.arrive(consumer, (SLICES - 1) * PARTIAL * WARPGROUP * 4)
-                arrived = T.meta_var(T.cuda.cvta_generic_to_shared(part2sum.ptr_to([consumer])))
-                for owner in T.unroll(SLICES):
-                    if cta_rank != owner:
-                        slot = T.meta_var(cta_rank - T.Cast("int32", cta_rank > owner))
-                        at = T.meta_var(T.cuda.cvta_generic_to_shared(partials.ptr_to([consumer, slot, thread * 4])))
-                        T.ptx.mapa.shared__cluster.u32(peer_data[0], at, T.uint32(owner))
-                        T.ptx.mapa.shared__cluster.u32(peer_bar[0], arrived, T.uint32(owner))
-                        for mb in T.unroll(BLOCKS):
-                            for i in T.unroll(OWNED_REGS // 4):
-                                base = T.meta_var(mb * BLOCK_REGS + owner * OWNED_REGS + i * 4)
-                                T.ptx[_SEND](
-                                    peer_data[0] + T.uint32((mb * (OWNED_REGS // 4) + i) * WARPGROUP * 16),
-                                    acc[base], acc[base + 1], acc[base + 2], acc[base + 3], peer_bar[0],
-                                )
-                part2sum.wait(consumer, exchange.phase)
-                exchange.advance()
-                for i in T.unroll(PARTIAL // 4):
-                    for s in T.unroll(SLICES):
-                        if cta_rank == s:
-                            for j in T.unroll(4):
-                                term[j] = acc[i * 4 // OWNED_REGS * BLOCK_REGS + s * OWNED_REGS + i * 4 % OWNED_REGS + j]
-                        else:
-                            slot = T.meta_var(s - T.Cast("int32", cta_rank < s))
-                            at = T.meta_var(partials.ptr_to([consumer, slot, (i * WARPGROUP + thread) * 4]))
-                            T.ptx[_READ](term[0], term[1], term[2], term[3], at)
-                        for j in T.unroll(4):
-                            if s == 0:
-                                total[i * 4 + j] = term[j]
-                            else:
-                                total[i * 4 + j] = total[i * 4 + j] + term[j]
+            def count_in():
+                """Leave this slice's partial sums in the workspace; set ``last`` if the other slices' were there already."""
+                first = T.meta_var(sums_at(counter_words, tile0, slices, slice0, consumer, thread))
+                for i in T.unroll(ACCUMULATORS // 4):
+                    at = T.meta_var(workspace.ptr_to([first + i * (WARPGROUP * 4)]))
+                    T.ptx[_PUT](at, acc[i * 4], acc[i * 4 + 1], acc[i * 4 + 2], acc[i * 4 + 3])
+                counter = T.meta_var(workspace.ptr_to([tile0 * CONSUMERS + consumer]))
                 T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))
-                if thread < SLICES:
-                    sum2part.arrive(consumer, remote=thread)
+                before[0] = T.uint32(0xFFFFFFFF)
+                if thread == 0:
+                    T.ptx[_COUNT_IN](before[0], counter, T.uint32(1))
+                is_last = T.meta_var(before[0] == T.Cast("uint32", slices - 1))
+                T.ptx[_ANY](last[0], T.Cast("uint32", warpgroup_barrier(wg_id)), T.uint32(WARPGROUP), is_last)
+                if last[0] != T.uint32(0):
+                    if thread == 0:
+                        T.ptx[_CLEAR](counter, T.uint32(0))  # as the next launch needs it
+
+            @T.inline
+            def add_own(chunk):
+                for i in T.unroll(CHUNK):
+                    total[i] = total[i] + acc[chunk * CHUNK + i]
+
+            @T.inline
+            def add_slices():
+                """Replace the accumulators by the sum of all slices' in slice order; the own ones come from registers."""
+                for chunk in T.unroll(ACCUMULATORS // CHUNK):
+                    for i in T.unroll(CHUNK):
+                        total[i] = T.float32(0)
+                    for group in T.serial(T.truncdiv(slices - 2 + AT_ONCE, AT_ONCE), unroll=False):
+                        for s in T.unroll(AT_ONCE):
+                            other = T.meta_var(group * AT_ONCE + s)
+                            if other < slices - 1:
+                                of = T.meta_var(other + T.Cast("int32", other >= slice0))
+                                first = T.meta_var(sums_at(counter_words, tile0, slices, of, consumer, thread))
+                                for i in T.unroll(CHUNK // 4):
+                                    quad = T.meta_var(chunk * (CHUNK // 4) + i)
+                                    at = T.meta_var(workspace.ptr_to([first + quad * (WARPGROUP * 4)]))
+                                    j = T.meta_var(i * 4)
+                                    T.ptx[_TAKE](term[s, j], term[s, j + 1], term[s, j + 2], term[s, j + 3], at)
+                        for s in T.unroll(AT_ONCE):
+                            other = T.meta_var(group * AT_ONCE + s)
+                            if other < slices - 1:
+                                if other == slice0:
+                                    add_own(chunk)
+                                for i in T.unroll(CHUNK):
+                                    total[i] = total[i] + term[s, i]
+                    if slice0 == slices - 1:
+                        add_own(chunk)
+                    for i in T.unroll(CHUNK):
+                        acc[chunk * CHUNK + i] = total[i]
 
             @T.inline
             def convert(mb, base, count):
-                """Round registers base.. of block mb, of the columns that this CTA writes, to pairs."""
+                """Round registers base.. of block mb to pairs."""
                 for q in T.unroll(count):
-                    if SLICES > 1:
-                        i = T.meta_var(mb * OWNED_REGS + base + 2 * q)
-                        T.ptx[CONVERT](packed[q], total[i + 1], total[i])
-                    else:
-                        i = T.meta_var(mb * BLOCK_REGS + base + 2 * q)
-                        T.ptx[CONVERT](packed[q], acc[i + 1], acc[i])
+                    i = T.meta_var(mb * BLOCK_REGS + base + 2 * q)
+                    T.ptx[CONVERT](packed[q], acc[i + 1], acc[i])
 
             @T.inline
             def stage_rows(e):
@@ -415,7 +435,7 @@ def build(config: Config, dtype: str) -> Any:
 
             @T.inline
             def store(e):
-                own_col = T.meta_var(col0 + (cta_rank * p.owned_cols if SLICES > 1 else 0) + e * EPI_N)
+                own_col = T.meta_var(col0 + e * EPI_N)
                 if SWAP:
                     for mb in T.unroll(BLOCKS):
                         at = T.meta_var(out_smem.ptr_to([consumer, mb * (EPI_N * BOX)]))
@@ -424,6 +444,22 @@ def build(config: Config, dtype: str) -> Any:
                     for s in T.unroll(EPI_N // BOX):
                         at = T.meta_var(out_smem.ptr_to([consumer, s * (ROWS * BOX)]))
                         T.ptx[_STORE](T.address_of(out_map), own_col + s * BOX, row0 + own_row, at)
+
+            @T.inline
+            def write_tile():
+                for e in T.unroll(p.steps):
+                    if thread == 0:
+                        T.ptx.cp.async_.bulk.wait_group.read(0)
+                    T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))
+                    if SWAP:
+                        stage_transposed(e)
+                    else:
+                        stage_rows(e)
+                    T.ptx.fence.proxy.async_.shared__cta()
+                    T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))
+                    if thread == 0:
+                        store(e)
+                        T.ptx.cp.async_.bulk.commit_group()
 
             if PINGPONG:  # noqa: SIM102  (decided while tracing; the other one at run time)
                 if consumer == 1:
@@ -434,6 +470,9 @@ def build(config: Config, dtype: str) -> Any:
             while sched.valid():
                 row0 = tile_row
                 col0 = tile_col
+                if SPLIT:
+                    tile0 = sched.tile_idx
+                    slice0 = sched.k_slice
                 if PINGPONG:
                     order.wait(consumer)
                 for k in T.serial(steps, unroll=2):
@@ -450,21 +489,13 @@ def build(config: Config, dtype: str) -> Any:
                 T.ptx.wgmma.wait_group.sync.aligned(0)
                 pin_accumulators()
                 release(previous)
-                if SLICES > 1:
-                    exchange_partials()
-                for e in T.unroll(p.steps):
-                    if thread == 0:
-                        T.ptx.cp.async_.bulk.wait_group.read(0)
-                    T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))
-                    if SWAP:
-                        stage_transposed(e)
-                    else:
-                        stage_rows(e)
-                    T.ptx.fence.proxy.async_.shared__cta()
-                    T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))
-                    if thread == 0:
-                        store(e)
-                        T.ptx.cp.async_.bulk.commit_group()
+                if SPLIT:
+                    count_in()
+                    if last[0] != T.uint32(0):
+                        add_slices()
+                        write_tile()
+                else:
+                    write_tile()
             # Shared memory must outlive the stores' reads of it; their writes complete with the grid.
             if thread == 0:
                 T.ptx.cp.async_.bulk.wait_group.read(0)

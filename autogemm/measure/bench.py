@@ -130,7 +130,7 @@ class BenchResult:
 def kernel_call(binary: Binary, config: Config, *, device: int = 0, sm_count: int | None = None) -> Call:
     """Return ``call(a, b, out)`` that launches ``binary`` with the launch-time knobs of ``config``."""
     kernel = Kernel(binary, device)
-    return lambda a, b, out: kernel(a, b, out, l2_group_size=config.l2_group_size, sm_count=sm_count)
+    return lambda a, b, out: kernel(a, b, out, launch=config.launch, sm_count=sm_count)
 
 
 def bench(

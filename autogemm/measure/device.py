@@ -12,6 +12,7 @@ from typing import Final
 import torch
 
 from ..binary import Binary
+from ..config import LaunchKnobs
 from ..constraints import problem_violations
 from ..errors import IllegalConfig, InputError, NothingFound
 from ..problem import Problem
@@ -86,7 +87,7 @@ class DeviceSession:
         """Relative error of torch.matmul against float64."""
         return self._operands.baseline_error
 
-    def admit(self, name: str, binary: Binary, l2_group_size: int, sm_count: int | None = None) -> dict[str, float]:
+    def admit(self, name: str, binary: Binary, launch: LaunchKnobs, sm_count: int | None = None) -> dict[str, float]:
         """Run a kernel alone, check it, register it as ``name`` for rounds, and return ``Admitted.relative_error``.
 
         Raises:
@@ -104,7 +105,7 @@ class DeviceSession:
         kernel = Kernel(binary, self.device)
 
         def call(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor) -> object:
-            return kernel(a, b, out, l2_group_size=l2_group_size, sm_count=sm_count)
+            return kernel(a, b, out, launch=launch, sm_count=sm_count)
 
         return self.admit_call(name, call)
 

@@ -203,7 +203,7 @@ class DeviceBench:
         return usable
 
     def _ask_admit(self, name: str, binary: Binary, config: Config) -> dict[str, float]:
-        arguments = (name, binary, config.l2_group_size, self.sm_count)
+        arguments = (name, binary, config.launch, self.sm_count)
         error: dict[str, float] = self._call("admit", *arguments, timeout_s=self._trial_timeout_s)
         self._present.add(name)
         return error

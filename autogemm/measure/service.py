@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..binary import Binary
+from ..config import LaunchKnobs
 from ..errors import InputError
 from ..problem import Problem
 from ..results import Environment
@@ -31,9 +32,9 @@ class DeviceService:
         self._session = DeviceSession(problem, device=device, seed=seed)
         return {"seed": self._session.seed, "baseline_error": self._session.baseline_error}
 
-    def admit(self, name: str, binary: Binary, l2_group_size: int, sm_count: int | None) -> dict[str, float]:
+    def admit(self, name: str, binary: Binary, launch: LaunchKnobs, sm_count: int | None) -> dict[str, float]:
         """See DeviceSession.admit."""
-        return self._open.admit(name, binary, l2_group_size, sm_count)
+        return self._open.admit(name, binary, launch, sm_count)
 
     def admit_cublaslt(self) -> int:
         """See DeviceSession.admit_cublaslt; returns how many algorithms were tried."""

@@ -16,6 +16,7 @@ from typing import Any, Final
 import torch
 
 from ..binary import Binary
+from ..config import LaunchKnobs
 from ..errors import InputError, LaunchError
 from ..manifest import Manifest
 from .driver import Driver, LaunchSpec, Memory, cuda_driver
@@ -123,7 +124,7 @@ class Kernel:
         self._driver = driver if driver is not None else cuda_driver()
         self._loaded = _load(binary, device, self._driver)
         self._dtype = TORCH_DTYPES[self.manifest.dtype]
-        self._default_group = int(self.manifest.knobs["l2_group_size"])
+        self._default_launch = binary.config.launch
         self._needs_workspace = self.manifest.workspace_bytes.strip() != "0"
         self._current_stream = self._driver.current_stream
         self._current_device = self._driver.current_device
@@ -152,7 +153,7 @@ class Kernel:
         b: torch.Tensor,
         out: torch.Tensor,
         *,
-        l2_group_size: int | None = None,
+        launch: LaunchKnobs | None = None,
         sm_count: int | None = None,
         stream: int | torch.cuda.Stream | None = None,
     ) -> torch.Tensor:
@@ -162,7 +163,7 @@ class Kernel:
             a: [M, K], the kernel's dtype, K contiguous.
             b: [N, K], likewise.
             out: [M, N], N contiguous; must not overlap a or b.
-            l2_group_size: tile rows per raster group, 1 to 64; the Binary's own by default.
+            launch: launch-time knobs, ``Config.launch``; the Binary's own by default.
             sm_count: SMs to occupy at most; all by default. Counts beyond ``resident_ctas`` mean that many.
             stream: a torch stream or raw handle of this device; torch's current one by default.
 
@@ -181,7 +182,7 @@ class Kernel:
                 and a.get_device() == device and b.get_device() == device and out.get_device() == device
             )  # fmt: skip
             key: tuple[Any, ...] = (
-                a.data_ptr(), b.data_ptr(), out.data_ptr(), a.shape, b.shape, out.shape, l2_group_size, sm_count, handle,
+                a.data_ptr(), b.data_ptr(), out.data_ptr(), a.shape, b.shape, out.shape, launch, sm_count, handle,
             )  # fmt: skip
             # The strides of contiguous tensors follow from their shapes, or belong to a dimension of extent 1 and are unused.
             if not (a.is_contiguous() and b.is_contiguous() and out.is_contiguous()):
@@ -192,7 +193,7 @@ class Kernel:
             key = (*key, self._driver.capture_id(handle))
         plan = self._recent.get(key) if usual else None
         if plan is None:
-            plan = self._find(key, a, b, out, l2_group_size, sm_count, handle)
+            plan = self._find(key, a, b, out, launch, sm_count, handle)
         self.run(plan)
         return out
 
@@ -209,7 +210,7 @@ class Kernel:
                 plan.launch()
 
     def plan(
-        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, l2_group_size: int, sm_count: int, stream: int
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, launch: LaunchKnobs, sm_count: int, stream: int
     ) -> Plan | None:
         """Return a Plan that may be run again for tensors at the same addresses with the same sizes, strides and types.
 
@@ -221,8 +222,8 @@ class Kernel:
         if self._needs_workspace:
             return None
         key = ("plan", a.data_ptr(), b.data_ptr(), out.data_ptr(), a.stride(), b.stride(), out.stride(), a.shape, b.shape,
-               l2_group_size, sm_count, stream)  # fmt: skip
-        return self._find(key, a, b, out, l2_group_size, sm_count, stream)
+               launch, sm_count, stream)  # fmt: skip
+        return self._find(key, a, b, out, launch, sm_count, stream)
 
     def current_stream(self) -> int:
         """Return the raw handle of torch's current stream on the kernel's device."""
@@ -230,11 +231,11 @@ class Kernel:
 
     def _find(
         self, key: tuple[Any, ...], a: torch.Tensor, b: torch.Tensor, out: torch.Tensor,
-        l2_group_size: int | None, sm_count: int | None, stream: int,
+        launch: LaunchKnobs | None, sm_count: int | None, stream: int,
     ) -> Plan:  # fmt: skip
         variables = launch_variables(
             self.manifest, a, b, out, device=self.device,
-            l2_group_size=self._default_group if l2_group_size is None else l2_group_size,
+            launch=self._default_launch if launch is None else launch,
             sm_count=self.sm_count if sm_count is None else sm_count, device_sm_count=self.sm_count,
             resident_ctas=self.resident_ctas,
         )  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import torch
 
 from ..binary import Binary
+from ..config import LaunchKnobs
 from ..device import Device
 
 
@@ -14,12 +15,12 @@ class Launch(Protocol):
     """A loaded kernel: ``out[M,N] = a[M,K] . b[N,K]^T``; launcher.Kernel is the real one."""
 
     def __call__(
-        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, l2_group_size: int, sm_count: int
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, launch: LaunchKnobs, sm_count: int
     ) -> torch.Tensor:
         """Compute on the caller's current stream and return ``out``."""
 
     def plan(
-        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, l2_group_size: int, sm_count: int, stream: int
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, launch: LaunchKnobs, sm_count: int, stream: int
     ) -> Any:
         """Return what ``run`` needs to do this again, for tensors at the same addresses of the same sizes, strides and types.
 

@@ -9,6 +9,8 @@ from typing import Final
 
 import torch
 
+from ..config import LaunchKnobs
+from ..constraints import MAX_SPLIT_K
 from ..dtypes import DTYPES
 from ..errors import InputError
 from ..manifest import Manifest, evaluate
@@ -112,7 +114,7 @@ class ParameterBlock:
 
 def launch_variables(
     manifest: Manifest, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *,
-    device: int, l2_group_size: int, sm_count: int, device_sm_count: int, resident_ctas: int,
+    device: int, launch: LaunchKnobs, sm_count: int, device_sm_count: int, resident_ctas: int,
 ) -> dict[str, int]:  # fmt: skip
     """Return the Manifest's VARIABLES for these tensors, after checking that the kernel can take them.
 
@@ -144,13 +146,17 @@ def launch_variables(
     for name, tensor in (("a", a), ("b", b)):
         if _overlap(tensor, out):
             raise InputError(f"out overlaps {name} in memory; give it storage of its own")
-    if isinstance(l2_group_size, bool) or not 1 <= l2_group_size <= MAX_L2_GROUP_SIZE:
-        raise InputError(f"l2_group_size={l2_group_size}; use 1 to {MAX_L2_GROUP_SIZE} tile rows")
+    if isinstance(launch.l2_group_size, bool) or not 1 <= launch.l2_group_size <= MAX_L2_GROUP_SIZE:
+        raise InputError(f"l2_group_size={launch.l2_group_size}; use 1 to {MAX_L2_GROUP_SIZE} tile rows")
+    splits = manifest.knobs.get("SPLIT_K", 1) > 1
+    if isinstance(launch.split_k, bool) or not 1 <= launch.split_k <= MAX_SPLIT_K or (launch.split_k > 1 and not splits):
+        limit = f"1 to {MAX_SPLIT_K}" if splits else "1: this kernel can't split"
+        raise InputError(f"SPLIT_K={launch.split_k}; use {limit}")
     if isinstance(sm_count, bool) or not manifest.cluster_ctas <= sm_count <= device_sm_count:
         raise InputError(f"sm_count={sm_count}; this kernel on this device takes {manifest.cluster_ctas} to {device_sm_count}")
     return {
         "M": m, "N": n, "K": k, "lda": strides["a"], "ldb": strides["b"], "ldd": strides["out"],
-        "sm_count": min(sm_count, resident_ctas), "l2_group_size": l2_group_size,
+        "sm_count": min(sm_count, resident_ctas), **launch._asdict(),
     }  # fmt: skip
 
 

@@ -195,10 +195,11 @@ class Binding:
             shape = tuple(e if isinstance(e, int) else int(extents[e][0] if e in extents else known[e]) for e in buffer.shape)
             self.shapes[buffer.name] = shape
             self.parameters.update({e: n for e, n in zip(buffer.shape, shape, strict=True) if isinstance(e, str)})
-        lacking = [name for name, _ in program.scalars if name not in known]
+        needed = [e for b in program.workspaces for e in b.shape if isinstance(e, str)]
+        lacking = [name for name in (*(name for name, _ in program.scalars), *needed) if name not in known]
         if lacking:
             raise InputError(f"the kernel needs scalars {', '.join(lacking)}; pass scalars={{name: value}}")
-        self.parameters.update({name: int(known[name]) for name, _ in program.scalars})
+        self.parameters.update({name: int(known[name]) for name in (*(name for name, _ in program.scalars), *needed)})
         self.outputs = [b for b in program.buffers if b.name not in self.given]
         self.gemm_shape = self._gemm_shape()
         if numerics:
@@ -350,14 +351,17 @@ def _wrong_text(name: str, got: Any, values: Any, bad: Any, count: int) -> Calla
 
 
 def exercising_shape(config: Config, arch_name: ArchName) -> tuple[int, int, int, int]:
-    """Return (M, N, K, sm_count) at which two clusters take four ragged tiles each and wrap the ring about twice."""
+    """Return (M, N, K, sm_count) at which two clusters take four ragged tiles each and wrap the ring about twice.
+
+    Where tiles are split into slices of K there are three clusters, so that one tile's slices go to different ones.
+    """
     tile = geometry(config, arch_name)
     rows, cols = tile.cluster_rows, tile.cluster_cols
     along_m, along_n = (cols, rows) if config.swap_ab else (rows, cols)
     m, n = _ragged(along_m, 2), _ragged(along_n, 4)
     steps = max(2, -(-(2 * config.pipe_depth + 1) // 4))
     k = (steps * config.split_k - 1) * config.blk_k + 24
-    return max(1, m - 3), n, k, 2 * tile.cluster_ctas
+    return max(1, m - 3), n, k, (2 if config.split_k == 1 else 3) * tile.cluster_ctas
 
 
 def _ragged(tile: int, count: int) -> int:
@@ -374,7 +378,7 @@ def launch_scalars(
 
     m, n, k = shape
     values = {
-        "M": m, "N": n, "K": k, "lda": k, "ldb": k, "ldd": n, "sm_count": sm_count, "l2_group_size": config.l2_group_size,
+        "M": m, "N": n, "K": k, "lda": k, "ldb": k, "ldd": n, "sm_count": sm_count, **config.launch._asdict(),
     }  # fmt: skip
     scalars, _, _, _ = generate._body(arch_name).manifest_parts(config.binary, dtype)
     for scalar in scalars:
