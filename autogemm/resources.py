@@ -88,11 +88,6 @@ def tmem_columns(config: Config) -> int:
     return config.num_consumer * config.tmem_buffers * config.cta_group * config.blk_n
 
 
-def tmem_allocation(config: Config) -> int:
-    """Return TMEM columns to allocate: a power of two, at least 32 (PTX ISA, "tcgen05.alloc")."""
-    return max(32, 1 << (tmem_columns(config) - 1).bit_length())
-
-
 def accumulator_registers(config: Config) -> int:
     """Return float32 accumulator registers per consumer thread (sm_90a, where wgmma accumulates in registers)."""
     rows = geometry(config, "sm_90a").consumer_rows

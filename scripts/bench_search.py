@@ -235,7 +235,9 @@ def _plot(curves: dict[str, dict[str, list[tuple[float, float]]]], file: Path) -
     figure.update_yaxes(type="log", row=1, col=2)
     figure.update_xaxes(type="log", title_text="% of an exhaustive sweep", row=1, col=1)
     figure.update_xaxes(title_text="trials", row=1, col=2)
-    figure.update_layout(template="plotly_white", width=1100, height=420, margin={"t": 40}, legend={"orientation": "h", "y": -0.2})
+    figure.update_layout(
+        template="plotly_white", width=1100, height=420, margin={"t": 40}, legend={"orientation": "h", "y": -0.2}
+    )
     figure.write_html(file, include_plotlyjs=True, config={"displayModeBar": False})
 
 

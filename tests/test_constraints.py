@@ -7,7 +7,7 @@ from autogemm.config import NAMED, Config
 from autogemm.constraints import RULES, problem_violations, require_legal, violations
 from autogemm.errors import IllegalConfig
 from autogemm.problem import Problem
-from autogemm.resources import smem_bytes, tmem_allocation
+from autogemm.resources import smem_bytes
 
 V9 = NAMED["sm_100a"]["v9"]
 COOP = NAMED["sm_90a"]["cooperative"]
@@ -73,9 +73,3 @@ def test_names_each_extent_that_tma_cant_stride(m: int, n: int, k: int, bad: str
 def test_layouts_other_than_nt_are_refused_by_name() -> None:
     (text,) = problem_violations(Problem(m=8, n=8, k=8, layout="NN"))
     assert "layout NN" in text
-
-
-def test_tmem_is_allocated_in_powers_of_two() -> None:
-    assert tmem_allocation(V9) == 512
-    assert tmem_allocation(V9.with_knob("NUM_CONSUMER", 1).with_knob("BLK_N", 96)) == 256
-    assert tmem_allocation(V9.with_knob("NUM_CONSUMER", 1).with_knob("CTA_GROUP", 1).with_knob("BLK_N", 16)) == 32
