@@ -57,7 +57,8 @@ def test_evaluates_integer_arithmetic() -> None:
 
 @pytest.mark.parametrize(
     "expression",
-    ["__import__('os')", "M.bit_length()", "open('x')", "[M]", "M / N", "M ** N", "'a'", "1.5", "lambda: 1", "M if", "(lambda: M)()",
+    ["__import__('os')", "M.bit_length()", "open('x')", "[M]", "M / N", "M ** N", "'a'", "1.5", "lambda: 1", "M if",
+     "(lambda: M)()",
      "missing", "True"],
 )  # fmt: skip
 def test_refuses_anything_else(expression: str) -> None:
@@ -70,7 +71,8 @@ def manifest() -> Manifest:
         entry="gemm_kernel", arch="sm_90a", dtype="float16", layout="NT", epilogue="none",
         knobs=NAMED["sm_90a"]["cooperative"].binary.to_knobs(), block_threads=384, cluster_ctas=2, smem_bytes=1000,
         grid="grid", scalars=(Scalar(name="tiles", value="ceildiv(M, 128)"), Scalar(name="grid", value="min(tiles, sm_count)")),
-        tensor_maps=(TensorMap(name="A", operand="a", dims=("K", "M"), strides_bytes=("lda * 2",), box=("64", "128"), swizzle_bytes=128),),
+        tensor_maps=(TensorMap(name="A", operand="a", dims=("K", "M"), strides_bytes=("lda * 2",), box=("64", "128"),
+                               swizzle_bytes=128),),
         params=(Param(kind="tensor_map", name="A"), Param(kind="int32", name="grid")),
     )  # fmt: skip
 

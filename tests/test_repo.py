@@ -23,7 +23,8 @@ GROUPS = (
     ("errors",), ("settings",), ("arch",), ("device",), ("dtypes",), ("problem",), ("config",), ("resources",),
     ("constraints",), ("space",), ("manifest",), ("binary",), ("results",), ("record",), ("database",), ("decision",),
     ("kernel_store",), ("predict",), ("kernel",), ("compile",), ("simulate",), ("runtime",), ("measure",), ("search",),
-    ("torch_ops",), ("dispatch",), ("layers",), ("loading", "local"), ("bundle",), ("database_tools",), ("verify",), ("shapes",),
+    ("torch_ops",), ("dispatch",), ("layers",), ("loading", "local"), ("bundle",), ("database_tools",), ("verify",),
+    ("shapes",),
     ("model_shapes",), ("report", "doctor"),
     ("cli",), ("__main__",),
 )  # fmt: skip

@@ -37,7 +37,8 @@ def test_configs_that_differ_only_at_launch_share_a_binary() -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "[]", "blocks: {}", "blocks: []", "blocks: [{}]", "blocks: [{BLK_M: 128}]", "blocks: [{WHAT: [1]}]", "blocks: [3]",
-     "blocks: [{BLK_M: []}]", "blocks: [{BLK_M: [128]}]", ": :", "blocks: [{BLK_M: [1], BLK_N: [1], PIPE_DEPTH: [1], EPI_N: [1]}]"],
+     "blocks: [{BLK_M: []}]", "blocks: [{BLK_M: [128]}]", ": :",
+     "blocks: [{BLK_M: [1], BLK_N: [1], PIPE_DEPTH: [1], EPI_N: [1]}]"],
 )  # fmt: skip
 def test_a_file_that_is_no_space_gets_one_clear_error(tmp_path: Path, text: str) -> None:
     file = tmp_path / "bad.yaml"
