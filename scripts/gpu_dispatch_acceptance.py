@@ -8,6 +8,7 @@ failed. ``--db DIR`` takes a database and the compiled kernels of this machine i
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import json
 import random
@@ -28,11 +29,24 @@ REFUSED = ("tvm", "optuna", "cuda.bindings.nvrtc")
 
 
 class Refuse:
-    """Import hook that makes the packages a serving host lacks unimportable."""
+    """Import hook that makes the packages a serving host lacks unimportable, where they are there at all.
+
+    For one that is not installed there is nothing to refuse, and PyTorch's compiler asks for TVM that way.
+    """
+
+    def __init__(self) -> None:
+        self.present = [name for name in REFUSED if _installed(name)]
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if any(name == refused or name.startswith(refused + ".") for refused in REFUSED):
+        if any(name == refused or name.startswith(refused + ".") for refused in self.present):
             raise ModuleNotFoundError(f"{name} is refused here: dispatch must not need it")
+
+
+def _installed(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        return False
 
 
 @dataclass
@@ -64,6 +78,9 @@ def main() -> None:
 
     if not torch.cuda.is_available():
         sys.exit("no CUDA GPU is available to torch; run this on a GPU host")
+    # cuBLAS may add partial sums in the operands' type, with errors beyond what one rounding explains; values are judged here.
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     if run.options.bundle is not None:
         sys.meta_path.insert(0, Refuse())
     for name, section in SECTIONS.items():

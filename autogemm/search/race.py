@@ -39,7 +39,7 @@ class Rules:
     margin: float = 0.003
     noise_sd: float = 0.01
     noise_dof: float = 4.0
-    screening: tuple[int, ...] = (1, 2, 3)
+    screening: tuple[int, ...] = (2, 4)
     final: tuple[int, ...] = (3, 5, 8, 12, 18, 27, 40)
     finalists: int = 8
 
