@@ -69,7 +69,7 @@ class Problem:
         return f"{self.shape} {self.dtype} {self.layout}" + ("" if self.epilogue == "none" else f" {self.epilogue}")
 
 
-_SHAPE: Final = re.compile(r"(-?\d+)[xX*](-?\d+)[xX*](-?\d+)")
+_SHAPE: Final = re.compile(r"(-?\d+)[xX*](-?\d+)[xX*](-?\d+)", re.ASCII)
 
 
 def parse_shape(text: str) -> tuple[int, int, int]:

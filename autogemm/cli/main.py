@@ -5,10 +5,11 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Final
 
 import typer
+import typer.core
 
 from .. import __version__
 from ..errors import AutogemmError, InputError
@@ -32,11 +33,33 @@ NOTHING_USABLE: Final = 1
 BAD_INPUT: Final = 2
 INTERRUPTED: Final = 130  # 128 + SIGINT, as shells report it
 
+# The base of what typer raises for wrong arguments; it exports only this subclass.
+_UsageError: Final[Any] = typer.BadParameter.__base__
+
+
+class _Commands(typer.core.TyperGroup):
+    """The commands; wrong arguments are one line on stderr, as every other bad input is."""
+
+    def main(self, args: Sequence[str] | None = None, *rest: Any, **named: Any) -> Any:
+        given = list(sys.argv[1:] if args is None else args)
+        try:
+            status = super().main(given or ["--help"], *rest, **{**named, "standalone_mode": False})
+        except _UsageError as problem:
+            path = problem.ctx.command_path if problem.ctx is not None else "autogemm"
+            text = " ".join(problem.format_message().split()).rstrip(".")
+            render.error(InputError(f"{text}; see: {path} --help"))
+            status = BAD_INPUT
+        except InputError as problem:  # From --version, which is no command.
+            render.error(problem)
+            status = BAD_INPUT
+        sys.exit(status if given else BAD_INPUT)
+
+
 app = typer.Typer(
     name="autogemm",
+    cls=_Commands,
     help="Generate, check on the CPU, tune and ship GEMM kernels.\n\n"
     "Exit status: 0 done, 1 nothing usable found or a finding, 2 bad input. Results go to stdout, progress to stderr.",
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from rich.console import Console
 from rich.table import Table
@@ -15,6 +18,7 @@ from rich.text import Text
 from ..binary import Binary
 from ..decision import Decision
 from ..doctor import Item
+from ..errors import InputError
 from ..problem import Problem
 from ..record import Row
 from ..results import CheckReport, Prediction
@@ -29,8 +33,28 @@ _PIPE_WIDTH: Final = 200
 
 def _console(*, stderr: bool = False) -> Console:
     stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() else _PIPE_WIDTH
+    width = None if stream is not None and stream.isatty() else _PIPE_WIDTH
     return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+
+
+@contextmanager
+def _stdout() -> Iterator[TextIO]:
+    """Yield stdout and see to it that what is written arrives.
+
+    Raises:
+        InputError: stdout is closed, or can't be written to, such as on a full disk.
+    """
+    if sys.stdout is None:
+        raise InputError("can't write results: stdout is closed")
+    try:
+        yield sys.stdout
+        sys.stdout.flush()
+    except OSError as problem:
+        if problem.errno == errno.EPIPE:
+            raise  # A reader that has seen enough, such as head.
+        # What is still buffered would fail once more when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise InputError(f"can't write results to stdout: {problem.strerror}") from problem
 
 
 def stderr_console() -> Console:
@@ -40,7 +64,8 @@ def stderr_console() -> Console:
 
 def line(text: str, style: str | None = None) -> None:
     """Print one result line."""
-    _console().print(Text(text, style=style or ""), soft_wrap=True)
+    with _stdout():
+        _console().print(Text(text, style=style or ""), soft_wrap=True)
 
 
 def note(text: str) -> None:
@@ -61,7 +86,9 @@ def error(problem: Exception) -> None:
 
 def document(content: Any) -> None:
     """Print one JSON document, the whole of a --json command's stdout."""
-    sys.stdout.write(to_json(content) + "\n")
+    text = to_json(content)
+    with _stdout() as stream:
+        stream.write(text + "\n")
 
 
 def to_json(content: Any) -> str:
@@ -71,7 +98,8 @@ def to_json(content: Any) -> str:
 
 def raw(text: str) -> None:
     """Print text as it is, such as source code."""
-    sys.stdout.write(text if text.endswith("\n") else text + "\n")
+    with _stdout() as stream:
+        stream.write(text if text.endswith("\n") else text + "\n")
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], *, right: Sequence[str] = ()) -> None:
@@ -81,7 +109,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str | Text]], *, right
         grid.add_column(column, justify="right" if column in right else "left", no_wrap=column != "what", overflow="fold")
     for row in rows:
         grid.add_row(*row)
-    _console().print(grid)
+    with _stdout():
+        _console().print(grid)
 
 
 def duration(seconds: float) -> str:

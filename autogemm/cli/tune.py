@@ -96,11 +96,10 @@ def tune(
         space=narrowed, candidates=candidates, storage=storage, sampler=sampler, seed=seed,  # type: ignore[arg-type]
         workers=workers, check=not no_check, fresh=fresh,
     )  # fmt: skip
+    opening = ""
     if where.index is None:
-        render.note(
-            f"{where.reason}: predicting for {where.device.name or where.device.gpu} ({arch_name}) by model; not measured"
-        )
-    view, failed = _View(), False
+        opening = f"{where.reason}: predicting for {where.device.name or where.device.gpu} ({arch_name}) by model; not measured"
+    view, failed = _View(opening), False
     kind: Literal["model", "device"] = "model" if where.index is None else "device"
     with Tuner(
         where.device, evaluator=kind, device_index=where.index or 0, sm_count=sm_count, db=database, options=chosen
@@ -128,15 +127,19 @@ def tune(
 
 
 class _View(live.TuneView):
-    """The live view, remembering what was done."""
+    """The live view, remembering what was done; ``opening`` is said once the work begins, so that bad input is one line."""
 
-    def __init__(self) -> None:
+    def __init__(self, opening: str) -> None:
         super().__init__()
+        self._opening = opening
         self.done: list[Done] = []
 
     def __call__(self, event: Event) -> None:
         from ..search.progress import Done
 
+        if self._opening:
+            render.note(self._opening)
+            self._opening = ""
         super().__call__(event)
         if isinstance(event, Done):
             self.done.append(event)

@@ -102,6 +102,8 @@ class Tuner:
             raise InputError(f"sm_count={sm_count} is outside 1 to {device.sm_count}, the SMs of {device.gpu}")
         self.database = db if db is not None else Database()
         self.options = options if options is not None else Options()
+        if not 0 <= self.options.seed < 2**32:
+            raise InputError(f"seed={self.options.seed} is outside 0 to 2**32 - 1")
         self._device_index, self._make_bench = device_index, bench
         self._own_bench: Bench | None = None
         self._supplies: dict[str, Supply] = {}
