@@ -405,12 +405,14 @@ def check_config(
     level: Level = "tile",
     seeds: Sequence[int] = (0, 1, 2),
     sm_count: int | None = None,
+    func: Any = None,
 ) -> CheckReport:
     """Execute the generated kernel of ``config`` and return what is wrong with it.
 
     Args:
         shape: (M, N, K); None for a small shape that exercises every role, ring wrap, several tiles per CTA and ragged edges.
         sm_count: SMs to occupy; left out, two clusters' worth.
+        func: the kernel as ``prim_func`` traced it, if it is at hand.
 
     Raises:
         IllegalConfig: ``config`` breaks a rule of the arch.
@@ -423,7 +425,7 @@ def check_config(
     extents = (m, n, k) if shape is None else shape
     sms = few if sm_count is None else sm_count
     _refuse_large(extents)
-    func = generate.prim_func(config, arch_name, dtype)
+    func = generate.prim_func(config, arch_name, dtype) if func is None else func
     inputs: dict[str, Any] = integer_inputs(extents, dtype)
     if dtype == "float16":
         inputs = {name: bits.view(np.float16) for name, bits in inputs.items()}

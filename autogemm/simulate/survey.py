@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -20,6 +21,10 @@ class _SurveyWarp:
     def __init__(self, rank: int, group: int, index: int, ctas: int) -> None:
         self.rank, self.group, self.index, self.bx = rank, group, index, rank
         self.lag = 0.0
+
+
+class _EnoughSeen(Exception):
+    """A warp has gone on for as long as is of interest. (No StopIteration: generators must not raise that.)"""
 
 
 class _Dummy:
@@ -46,11 +51,9 @@ class Survey:
                 for index in range(4):
                     self._where = (rank, group, index)
                     self._left = self.LIMIT
-                    try:
+                    with suppress(_EnoughSeen):
                         for _ in program.main(self, _SurveyWarp(rank, group, index, program.cluster_ctas)):
                             pass
-                    except StopIteration:
-                        pass
 
     def arrivers(self, offset: int) -> list[str]:
         """Return the roles that arrive on the mbarrier at byte ``offset`` (or on one of its array)."""
@@ -91,7 +94,7 @@ class Survey:
         def operation(warp: Any, mask: Any = None, *args: Any, **kwargs: Any) -> int:
             self._left -= 1
             if self._left < 0:
-                raise StopIteration
+                raise _EnoughSeen
             if name in self._ACTIVITIES:
                 kind = "store_shared" if name.startswith("store_") else name
                 self.activities.setdefault(self._where, set()).add(kind)
