@@ -5,10 +5,14 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from autogemm.measure import device as module
 from autogemm.measure.device import RESTED_S, SETTLE_RESTED_S, SETTLE_S, DeviceSession
+from autogemm.measure.faults import TrialFault
+from autogemm.measure.service import DeviceService
 from autogemm.measure.timer import BASELINE
+from autogemm.results import Outcome
 
 
 class Clock:
@@ -75,3 +79,19 @@ def test_a_rested_gpu_works_longer_before_the_first_round(clock: Clock) -> None:
     clock.now += RESTED_S + 1
     first.round([])
     assert clock.settled == [SETTLE_RESTED_S, SETTLE_S, SETTLE_RESTED_S]
+
+
+def test_a_kernel_whose_workspace_does_not_fit_costs_one_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten: list[str] = []
+    freed: list[bool] = []
+
+    def refuse(*arguments: object) -> dict[str, float]:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore")
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(True))
+    service = DeviceService()
+    service._session = SimpleNamespace(admit=refuse, forget=forgotten.append)  # type: ignore[assignment]
+    with pytest.raises(TrialFault, match="not enough device memory: CUDA out of memory. Tried to allocate 2.00 GiB") as caught:
+        service.admit("x", None, None, None)  # type: ignore[arg-type]
+    assert caught.value.fault.outcome is Outcome.LAUNCH_FAILED and not caught.value.fault.sticky
+    assert forgotten == ["x"] and freed == [True]

@@ -11,8 +11,9 @@ from ..binary import Binary
 from ..config import LaunchKnobs
 from ..errors import InputError
 from ..problem import Problem
-from ..results import Environment
+from ..results import Environment, Outcome
 from .device import DeviceSession
+from .faults import Fault, TrialFault
 
 
 class DeviceService:
@@ -33,8 +34,14 @@ class DeviceService:
         return {"seed": self._session.seed, "baseline_error": self._session.baseline_error}
 
     def admit(self, name: str, binary: Binary, launch: LaunchKnobs, sm_count: int | None) -> dict[str, float]:
-        """See DeviceSession.admit."""
-        return self._open.admit(name, binary, launch, sm_count)
+        """See DeviceSession.admit; a workspace that does not fit beside the others' fails this trial only."""
+        try:
+            return self._open.admit(name, binary, launch, sm_count)
+        except torch.OutOfMemoryError as error:
+            self._open.forget(name)
+            detail = f"not enough device memory: {str(error).splitlines()[0]}"
+        torch.cuda.empty_cache()
+        raise TrialFault(Fault(outcome=Outcome.LAUNCH_FAILED, detail=detail, sticky=False))
 
     def admit_cublaslt(self) -> int:
         """See DeviceSession.admit_cublaslt; returns how many algorithms were tried."""
