@@ -331,6 +331,7 @@ def main() -> int:
     parser.add_argument("--skip", nargs="*", default=[], choices=sections)
     given = parser.parse_args()
     faults = read_folder(given.faults) if given.faults else []
+    given.out.mkdir(parents=True, exist_ok=True)
     run = Acceptance(read_folder(given.kernels), faults, given.out)
     for section in sections:
         if section in given.skip or (section == "isolation" and not faults):

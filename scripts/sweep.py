@@ -14,12 +14,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from autogemm.arch import DEFAULT_GPU, gpu
-from autogemm.binary import read_folder, write_whole
+from autogemm.binary import Binary, read_folder, write_whole
+from autogemm.config import Config
+from autogemm.manifest import evaluate
 from autogemm.measure.device_bench import DeviceBench
 from autogemm.measure.sweep import SCHEMA, sweep
 from autogemm.predict.closed_form import rank
 from autogemm.problem import Problem
 from autogemm.shapes import read_shapes
+
+
+def workspace(binary: Binary, config: Config, problem: Problem) -> int:
+    """Return bytes of device memory the kernel needs beside the operands."""
+    sizes = {"M": problem.m, "N": problem.n, "K": problem.k, "lda": problem.k, "ldb": problem.k, "ldd": problem.n}
+    knobs = config.launch._asdict()
+    sms = gpu(DEFAULT_GPU[binary.manifest.arch]).sm_count  # type: ignore[index]
+    return evaluate(binary.manifest.workspace_bytes, binary.manifest.scalar_values({**sizes, **knobs, "sm_count": sms}))
 
 
 def main() -> int:
@@ -35,6 +45,7 @@ def main() -> int:
     parser.add_argument(
         "--split", type=int, nargs="+", default=list(range(2, 9)), help="values of SPLIT_K where a kernel splits"
     )
+    parser.add_argument("--workspace-mib", type=int, default=64, help="leave out what needs more, since all stay in memory")
     parser.add_argument("--cold", action="store_true")
     given = parser.parse_args()
     binaries = {b.config: b for b in read_folder(given.candidates) if b.manifest.dtype == given.dtype}
@@ -46,7 +57,9 @@ def main() -> int:
         every = [replace(c, split_k=s) for c in binaries for s in (given.split if c.split_k > 1 else (1,))]
         ranked = rank(problem, every, target)
         limit = given.within * ranked[0][1].time_s
-        configs = [replace(c, l2_group_size=g) for c, p in ranked if p.time_s <= limit for g in given.group]
+        room = given.workspace_mib << 20
+        fitting = [c for c, p in ranked if p.time_s <= limit and workspace(binaries[c.binary], c, problem) <= room]
+        configs = [replace(c, l2_group_size=g) for c in fitting for g in given.group]
         bench = DeviceBench(problem) if bench is None else bench
         candidates = [(binaries[c.binary], c) for c in configs]
         for landscape in sweep([problem], candidates, rounds=given.rounds, cold=given.cold, bench=bench):
