@@ -16,7 +16,8 @@ from .supply import Supply
 from .trial import Ticket, Trial, TrialStore
 
 # Trials that are tried at once: enough for candidates to be paired with each other, few enough that a round ends before the
-# clock of a power-capped GPU has moved (10 % within the first second of load on an H200) and that a killed process loses little.
+# clock of a power-capped GPU has moved (10 % within the first second of load on an H200), and that a killed process loses
+# little.
 BATCH = 10
 
 # Seconds between looks at trials that other workers are running.
