@@ -113,10 +113,11 @@ class Database:
 
         Raises:
             DatabaseError: a file can't be understood, or can't be written; files are then unchanged.
+            InputError: a Row that could not be read back, such as one with an SM count of 1.5; files are then unchanged.
         """
         pick = choose if choose is not None else preferred
         by_path: dict[Path, list[Row]] = {}
-        given = [row.rounded() for row in rows]
+        given = [_readable(row.rounded()) for row in rows]
         for row in given:
             by_path.setdefault(self.path(row.key), []).append(row)
         held: dict[Key, Row] = {}
@@ -243,6 +244,17 @@ class Database:
             write_whole(path, render(rows.values()).encode())
         except OSError as error:
             raise _unwritable(path.parent, error) from error
+
+
+def _readable(row: Row) -> Row:
+    """Return ``row``, which must read back as itself: one that does not would make its whole file unreadable."""
+    try:
+        same = Row.from_json(json.loads(json.dumps(row.to_json()))) == row
+    except (InputError, TypeError, ValueError) as error:
+        raise InputError(f"the row for {row.key} can't be stored: {error}") from error
+    if not same:
+        raise InputError(f"the row for {row.key} can't be stored: it would not read back as the same row")
+    return row
 
 
 def distance(asked: Key, found: Key) -> float:

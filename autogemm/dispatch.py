@@ -440,12 +440,15 @@ def explain(
         unmeasured: overrides AUTOGEMM_UNMEASURED.
 
     Raises:
-        InputError: an impossible ``sm_count``.
+        InputError: neither a Problem nor two tensors, or an impossible ``sm_count``.
         DatabaseError: a file of ``database`` can't be read.
     """
+    given = [part for part in (problem, b) if part is not None]
+    if [isinstance(part, torch.Tensor) for part in given] != [True, True] and [type(part) for part in given] != [Problem]:
+        what = ", ".join(type(part).__name__ for part in given) or "nothing"
+        raise InputError(f"explain takes a Problem or two tensors, got {what}")
     if isinstance(problem, torch.Tensor):
-        if b is None:
-            raise InputError("explain takes a Problem or two tensors, got one tensor")
+        assert b is not None
         return dispatcher().explain(problem, b, sm_count=sm_count)
     if device is None and not torch.cuda.is_available():
         _check_budget(sm_count)

@@ -39,13 +39,14 @@ DTYPES: Final[dict[str, DType]] = {
 _ALIASES: Final[dict[str, str]] = {"fp16": "float16", "half": "float16", "bf16": "bfloat16"}
 
 
-def dtype(name: str) -> DType:
-    """Return the DType called ``name`` (``fp16``, ``half`` and ``bf16`` are accepted too).
+def dtype(name: object) -> DType:
+    """Return the DType called ``name`` (``fp16``, ``half`` and ``bf16`` are accepted too, and torch's own types).
 
     Raises:
         InputError: no such type.
     """
-    found = DTYPES.get(_ALIASES.get(name, name))
+    spelled = str(name).removeprefix("torch.")
+    found = DTYPES.get(_ALIASES.get(spelled, spelled))
     if found is None:
         raise InputError(f"unknown dtype {name!r}; supported: {', '.join(DTYPES)}")
     return found

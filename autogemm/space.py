@@ -69,7 +69,7 @@ def load_space(arch_name: ArchName, path: Path | None = None) -> Space:
     try:
         document = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"can't read search space {file}: {error}") from error
+        raise InputError(f"can't read search space {file}: {' '.join(str(error).split())}") from error
     blocks = document.get("blocks") if isinstance(document, dict) else None
     if not isinstance(blocks, list) or not blocks or not all(isinstance(b, dict) and b for b in blocks):
         raise InputError(f"search space {file} needs a list 'blocks' of knob: [values] maps")

@@ -174,6 +174,28 @@ def test_a_shapes_file_without_shapes_is_one_clear_error(content: str, message: 
     assert files(tmp_path) == {"shapes": content.encode()}
 
 
+def test_shapes_that_no_kernel_can_take_are_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "shapes").write_text("8x8x7\n8x8x9\n")
+    result = run("tune", "--shapes", str(tmp_path / "shapes"))
+    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1 and "8x8x9" in result.stderr
+
+
+@pytest.mark.parametrize("content", ["blocks: [", "\0\0", "!!python/object/apply:os.getcwd []", "a: &a [*b]"])
+def test_a_search_space_that_is_no_yaml_is_one_clear_error(content: str, tmp_path: Path) -> None:
+    (tmp_path / "space.yaml").write_text(content)
+    result = run(*TUNE, "--space", str(tmp_path / "space.yaml"))
+    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1 and "can't read search space" in result.stderr
+
+
+@pytest.mark.parametrize("content", [b"garbage\ngarbage\n", b"[]\n", b"{}\n", b'{"op_code":0}\n', b"\xff\xfe\n"])
+def test_a_report_of_what_is_no_study_is_one_clear_error(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "cache" / "studies").mkdir(parents=True)
+    (tmp_path / "cache" / "studies" / "x.journal").write_bytes(content)
+    result = run("report", "--out", str(tmp_path / "page.html"))
+    assert result.exit_code == 2 and len(result.stderr.splitlines()) == 1 and "is not a study journal" in result.stderr
+    assert not (tmp_path / "page.html").exists()
+
+
 def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
     result = run("tune", "--shape", "4096x4096x4096", "--gpu", "97")
     assert result.exit_code == 2 and "97" in result.stderr

@@ -16,7 +16,7 @@ import pytest
 from test_record import CONFIG, OTHER, make_key, make_measurement, make_provenance, measured_row, predicted_row
 
 from autogemm.database import Database, distance, preferred, render
-from autogemm.errors import DatabaseError
+from autogemm.errors import DatabaseError, InputError
 from autogemm.record import Key, Row
 
 # A writer process: puts predicted rows for N = start, start + 8, ... and says after each that it is kept.
@@ -50,6 +50,23 @@ def test_rows_come_back_as_they_were_put(tmp_path: Path) -> None:
     assert {row.key for row in Database(tmp_path).rows()} == {row.key for row in rows}
     assert database.lookup(make_key(k=8)) is None
     assert database.path(make_key()) == tmp_path / "nvidia-h200" / "float16.json"
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        predicted_row(key=make_key(sm_count=1.5)),
+        replace(predicted_row(), provenance=replace(make_provenance(), date=5)),  # type: ignore[arg-type]
+        replace(predicted_row(), config=replace(CONFIG, blk_m=128.0)),  # type: ignore[arg-type]
+    ],
+)
+def test_a_row_that_would_not_read_back_is_never_written(row: Row, tmp_path: Path) -> None:
+    database = Database(tmp_path)
+    database.put(predicted_row(key=make_key(m=16)))
+    before = file_of(database).read_bytes()
+    with pytest.raises(InputError, match="can't be stored"):
+        database.put_many([predicted_row(key=make_key(m=32)), row])
+    assert file_of(database).read_bytes() == before
 
 
 def test_the_text_is_sorted_and_a_row_changes_only_its_own_lines(tmp_path: Path) -> None:

@@ -431,6 +431,21 @@ def test_without_a_gpu_the_public_functions_are_torch_and_explain_says_why() -> 
         module.matmul(a, b, sm_count=-1)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "got"),
+    [
+        (("8x8x8",), "str"),
+        ((None,), "nothing"),
+        ((8, 8), "int, int"),
+        ((torch.zeros(8, 8),), "Tensor"),
+        ((Problem(m=8, n=8, k=8), torch.zeros(8, 8)), "Problem, Tensor"),
+    ],
+)
+def test_explain_says_what_it_takes(arguments: tuple[object, ...], got: str) -> None:
+    with pytest.raises(InputError, match=f"a Problem or two tensors, got {got}$"):
+        module.explain(*arguments)  # type: ignore[arg-type]
+
+
 def test_explain_answers_for_a_gpu_that_is_not_here(tmp_path: Path) -> None:
     database = Database(tmp_path)
     database.put(measured(64, 128, 256))

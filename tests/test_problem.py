@@ -1,6 +1,7 @@
 """Problem and shape parsing."""
 
 import pytest
+import torch
 
 from autogemm.errors import InputError
 from autogemm.problem import MAX_EXTENT, Problem, parse_shape
@@ -11,6 +12,12 @@ def test_counts_flops_and_least_bytes() -> None:
     assert problem.dtype == "bfloat16"
     assert problem.flops == 2 * 3 * 5 * 7
     assert problem.bytes_moved == 2 * (3 * 7 + 5 * 7 + 3 * 5)
+
+
+def test_takes_torch_types_for_their_names() -> None:
+    assert Problem(m=1, n=8, k=8, dtype=torch.bfloat16).dtype == "bfloat16"  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="unknown dtype"):
+        Problem(m=1, n=8, k=8, dtype=torch.float32)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["1x2x3", " 1X2x3 ", "1*2*3"])

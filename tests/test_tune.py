@@ -269,6 +269,9 @@ def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path, candida
         Run(tmp_path / "db", tmp_path / "nothing", times)
     with pytest.raises(InputError, match="--trials must be positive"):
         Budget(trials=0)
+    for limits in ({"trials": 1.5}, {"trials": "3"}, {"seconds": "x"}, {"target": True}):
+        with pytest.raises(InputError, match="must be a"):
+            Budget(**limits)  # type: ignore[arg-type]
     assert not (tmp_path / "db").exists()
     (tmp_path / "db" / "nvidia-h200").mkdir(parents=True)
     torn = tmp_path / "db" / "nvidia-h200" / "float16.json"

@@ -84,16 +84,17 @@ def problems(shapes: Sequence[str] | None, file: Path | None, dtype_name: str) -
     """
     kind = dtype(dtype_name).name
     found = {extents: _problem(extents, kind) for extents in map(parse_shape, shapes or ())}
-    refused: IllegalConfig | None = None
+    refused: list[IllegalConfig] = []
     for shape in read_shapes(file) if file is not None else ():
         extents = (shape.m, shape.n, shape.k)
         try:
             found.setdefault(extents, _problem(extents, kind))
         except IllegalConfig as error:
-            refused = error
-            render.note(f"left out: {error}")
+            refused.append(error)
     if not found:
-        raise refused or InputError("no shape given; use --shape MxNxK or --shapes FILE")
+        raise refused[-1] if refused else InputError("no shape given; use --shape MxNxK or --shapes FILE")
+    for illegal in refused:
+        render.note(f"left out: {illegal}")
     return list(found.values())
 
 

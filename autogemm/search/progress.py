@@ -36,7 +36,11 @@ class Budget:
     def __post_init__(self) -> None:
         for name in ("seconds", "trials", "target"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int if name == "trials" else (int, float)):
+                raise InputError(f"--{name} must be {'an integer' if name == 'trials' else 'a number'}, got {value!r}")
+            if not value > 0:
                 raise InputError(f"--{name} must be positive, got {value}")
 
 

@@ -23,6 +23,9 @@ HEARTBEAT_S: Final = 10
 GRACE_S: Final = 40
 PATIENCE_S: Final = 120.0
 
+# What Optuna raises, depending on where it trips, when it replays a file that is none of its journals.
+_NOT_A_JOURNAL: Final = (ValueError, KeyError, TypeError, AssertionError)
+
 
 def local_study(
     folder: Path, name: str, *, sampler: Sampler, seed: int, fresh: bool, waiting: Callable[[], None]
@@ -59,10 +62,14 @@ def local_study(
         study = optuna.create_study(
             storage=storage, study_name=name, load_if_exists=True, direction="minimize", sampler=_make_sampler(sampler, seed)
         )
-    except (ValueError, KeyError, TypeError, AssertionError) as error:
+    except _NOT_A_JOURNAL as error:
         lock.release()
-        raise InputError(f"{path} is not a study journal: {error}; move it away to start anew") from error
+        raise _no_journal(path, error) from error
     return study, storage, lock
+
+
+def _no_journal(path: Path, error: Exception) -> InputError:
+    return InputError(f"{path} is not a study journal: {error}; move it away to start anew")
 
 
 def shared_study(
@@ -108,12 +115,21 @@ def study_names(url: str, prefix: str = "") -> list[str]:
 
 
 def read_trials(folder: Path) -> Iterator[tuple[str, list[Trial]]]:
-    """Yield (study name, finished trials) of every journal under ``folder``, without disturbing its owner."""
+    """Yield (study name, finished trials) of every journal under ``folder``, without disturbing its owner.
+
+    Raises:
+        MissingDependency: Optuna is not installed.
+        InputError: a file is no journal.
+    """
     optuna = load_optuna()
     for path in sorted(folder.glob("*.journal")):
-        storage = _journal(path)
-        for name in optuna.get_all_study_names(storage):
-            yield name, finished_trials(optuna.load_study(storage=storage, study_name=name))
+        try:
+            storage = _journal(path)
+            studies = [optuna.load_study(storage=storage, study_name=name) for name in optuna.get_all_study_names(storage)]
+        except _NOT_A_JOURNAL as error:
+            raise _no_journal(path, error) from error
+        for study in studies:
+            yield study.study_name, finished_trials(study)
 
 
 def finished_trials(study: Any) -> list[Trial]:

@@ -98,11 +98,11 @@ class Tuner:
             raise InputError(f"no kernels are generated for {device.name or device.gpu}; supported: sm_90a and sm_100a")
         self.device, self.arch, self.kind = device, device.arch, evaluator
         self.sm_count = device.sm_count if sm_count is None else sm_count
-        if not 1 <= self.sm_count <= device.sm_count:
+        if not isinstance(self.sm_count, int) or not 1 <= self.sm_count <= device.sm_count:
             raise InputError(f"sm_count={sm_count} is outside 1 to {device.sm_count}, the SMs of {device.gpu}")
         self.database = db if db is not None else Database()
         self.options = options if options is not None else Options()
-        if not 0 <= self.options.seed < 2**32:
+        if not isinstance(self.options.seed, int) or not 0 <= self.options.seed < 2**32:
             raise InputError(f"seed={self.options.seed} is outside 0 to 2**32 - 1")
         self._device_index, self._make_bench = device_index, bench
         self._own_bench: Bench | None = None
