@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,10 @@ pytest.importorskip("tvm")
 
 from mutate import mutant
 from seed_kernels import BARRIER_NAMES, seed_kernel
+from typer.testing import CliRunner
 
 from autogemm.arch import arch
+from autogemm.cli.main import app
 from autogemm.config import NAMED, Config
 from autogemm.errors import InputError, UnsupportedOp
 from autogemm.kernel import generate
@@ -257,6 +260,24 @@ def test_a_race_names_both_roles_and_the_tile(tmp_path: Path) -> None:
     assert "Asmem[0, 0, 0:128, 0:64]: write by TMA load of cta0.wg1.w3 (TMA producer) is not ordered after" in text
 
 
+def test_the_command_line_reports_findings_and_exits_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So does --json, whose document holds the findings."""
+    module = mutant("sm100.py", [("tma2mma.init(1)", "tma2mma.init(2)")], tmp_path)
+    monkeypatch.setattr(generate, "prim_func", lambda config, arch_name, dtype: module.build(config.binary, dtype))
+    for extra in ((), ("--json",)):
+        result = CliRunner().invoke(app, ["check", "--config", "v7", "--seeds", "1", *extra])
+        assert result.exit_code == 1 and "1 of 2 arrivals" in result.stdout, result.stdout
+    verdict = json.loads(result.stdout)[0]
+    assert verdict["passed"] is False and [f["kind"] for f in verdict["findings"]] == ["deadlock"]
+
+
+def test_a_role_that_never_ends_is_a_deadlock(tmp_path: Path) -> None:
+    change = "                            tma_ps.advance()\n                        tile_scheduler.next_tile()\n"
+    module = mutant("sm100.py", [(change, change.replace("tile_scheduler.next_tile()", "T.evaluate(0)"))], tmp_path)
+    text = explain(check_mutant(module, V7, "sm_100a", "tile", 0))
+    assert text.startswith("deadlock: no progress") and "(TMA producer)" in text
+
+
 # ---- bad input
 
 
@@ -287,6 +308,45 @@ def test_wrong_arrays_and_scalars_are_refused() -> None:
         run(level="sass")
     with pytest.raises(InputError, match="expected D has shape"):
         run(expected=np.zeros((3, 3)))
+    with pytest.raises(InputError, match="expected D is <U1; give an array of numbers"):
+        run(expected="x")
+    with pytest.raises(InputError, match="inputs is int; give arrays by name"):
+        run(inputs=5)
+    with pytest.raises(InputError, match="scalar tile_count must be an integer, got 'x'"):
+        run(scalars={**scalars, "tile_count": "x"})
+    for seeds in ((), 3, (-1,), (1.5,)):
+        with pytest.raises(InputError, match="seeds must be one or more integers from 0 on"):
+            run(seeds=seeds)
+    with pytest.raises(InputError, match="sm_count must be at least 1, got 0"):
+        run(sm_count=0)
+
+
+@pytest.mark.parametrize("level", ["tile", "ptx"])
+def test_what_is_no_kernel_of_the_arch_is_refused(level: Any) -> None:
+    func, inputs, scalars = small()
+    with pytest.raises(InputError, match="func is str; give a traced PrimFunc"):
+        check_primfunc("gemm", arch="sm_100a", inputs=inputs, sm_count=1, level=level)
+    with pytest.raises(InputError, match="the kernel uses tcgen05, which sm_90a does not have"):
+        check_primfunc(func, arch="sm_90a", inputs=inputs, sm_count=1, scalars=scalars, level=level)
+    func = generate.prim_func(SWAPPED, "sm_90a")
+    with pytest.raises(InputError, match="the kernel uses wgmma, which sm_100a does not have"):
+        check_primfunc(func, arch="sm_100a", inputs=inputs, sm_count=1, level=level)
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [((0, 8, 8), "M must be between 1"), ((8, 8), r"shape must be \(M, N, K\)"), ((1.5, 8, 8), "M must be an integer")],
+)
+def test_shapes_that_are_none_are_refused(shape: Any, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        check_config(V7, "sm_100a", shape=shape)
+
+
+def test_inputs_that_are_no_numbers_give_what_they_must() -> None:
+    func, inputs, scalars = small()
+    inputs["A"][3, 5], inputs["A"][4, 5] = np.nan, np.inf
+    report = check_primfunc(func, arch="sm_100a", inputs=inputs, sm_count=1, scalars=scalars)
+    assert report.passed, explain(report)
 
 
 def test_a_shape_too_large_for_memory_is_refused_before_it_is_allocated() -> None:

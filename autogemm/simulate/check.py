@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final
 
@@ -12,9 +13,11 @@ import numpy.typing as npt
 from ..arch import DEFAULT_GPU, Arch, ArchName
 from ..arch import arch as lookup_arch
 from ..config import Config
+from ..constraints import require_legal
 from ..dtypes import DTYPES
 from ..dtypes import dtype as lookup_dtype
 from ..errors import InputError, MissingDependency, UnsupportedOp
+from ..problem import Problem
 from ..resources import geometry
 from ..results import CheckReport, Finding, Level
 from .compiler import Compiler
@@ -31,17 +34,30 @@ _MEMORY_SHARE: Final = 0.5
 _INTEGERS: Final = 3  # exact test inputs are integers of at most this magnitude
 
 
+# Instructions that one arch alone has (PTX ISA, target notes), as the machine's operations are called.
+_ONLY_ON: Final[tuple[tuple[str, str, ArchName], ...]] = (
+    ("wgmma", r"M\.wgmma", "sm_90a"),
+    ("tcgen05", r"M\.(mma|tmem|tensor)_", "sm_100a"),
+)
+
+
 def compile_program(func: Any, arch: Arch, level: Level, barrier_names: Sequence[str] | None = None) -> Program:
     """Return ``func`` (a traced TIRx PrimFunc) compiled for execution at ``level``.
 
     Raises:
         UnsupportedOp: it uses an operation without a model; the text names it.
-        InputError: it can't be lowered (``ptx``), or is no device kernel.
+        InputError: it can't be lowered (``ptx``), is no device kernel, or one for another arch.
     """
     names = None if barrier_names is None else tuple(barrier_names)
+    if not (hasattr(func, "params") and hasattr(func, "body")):
+        raise InputError(f"func is {type(func).__name__}; give a traced PrimFunc (of an IRModule, one of its functions)")
 
     def compiled(body: Any, at: Level) -> Program:
-        return Compiler(body, at, OPERATIONS, VALUES, TILE_OPERATIONS, names).compile()
+        program = Compiler(body, at, OPERATIONS, VALUES, TILE_OPERATIONS, names).compile()
+        for what, pattern, owner in _ONLY_ON:
+            if arch.name != owner and re.search(pattern, program.source):
+                raise InputError(f"the kernel uses {what}, which {arch.name} does not have; it is for {owner}")
+        return program
 
     if level == "tile":
         return compiled(func, "tile")
@@ -110,8 +126,8 @@ def check_primfunc(
     where = arch if isinstance(arch, Arch) else lookup_arch(arch)
     if sm_count < 1:
         raise InputError(f"sm_count must be at least 1, got {sm_count}")
-    if not seeds:
-        raise InputError("seeds is empty; give at least one")
+    if isinstance(seeds, int) or not seeds or not all(isinstance(seed, (int, np.integer)) and seed >= 0 for seed in seeds):
+        raise InputError(f"seeds must be one or more integers from 0 on, got {seeds!r}")
     program = compile_program(func, where, level, barrier_names)
     binding = Binding(program, inputs, scalars or {}, sm_count, numerics)
     table = costs if costs is not None else cost_table(DEFAULT_GPU[where.name])
@@ -151,6 +167,8 @@ class Binding:
                  numerics: bool) -> None:  # fmt: skip
         self.program = program
         names = [b.name for b in program.buffers]
+        if not isinstance(inputs, (Mapping, Sequence)) or isinstance(inputs, str):
+            raise InputError(f"inputs is {type(inputs).__name__}; give arrays by name or in parameter order")
         if not isinstance(inputs, Mapping):
             if len(inputs) > len(names):
                 raise InputError(f"{len(inputs)} arrays given; the kernel takes {len(names)}: {', '.join(names)}")
@@ -161,6 +179,9 @@ class Binding:
         self.shapes: dict[str, tuple[int, ...]] = {}
         extents: dict[str, tuple[int, str]] = {}
         known = {**{"sm_count": sm_count}, **scalars}
+        for name, given in known.items():
+            if isinstance(given, bool) or not isinstance(given, (int, np.integer)):
+                raise InputError(f"scalar {name} must be an integer, got {given!r}")
         for buffer in program.buffers:
             if buffer.dtype not in DTYPES:
                 raise UnsupportedOp(f"global buffer {buffer.name} of {buffer.dtype}; modelled: {', '.join(DTYPES)}")
@@ -248,7 +269,8 @@ class Binding:
             if self.gemm_shape is None:
                 return None
             a, b = (decode(self.given[x.name], x.dtype).astype(np.float64) for x in self.program.buffers[:2])
-            values, scale = a @ b.T, np.abs(a) @ np.abs(b).T
+            with np.errstate(invalid="ignore"):  # infinite inputs give NaN
+                values, scale = a @ b.T, np.abs(a) @ np.abs(b).T
             # Integers: every partial sum is exact in float32 as long as it stays below 2^24.
             exact = integral and float(scale.max(initial=0.0)) <= 2.0**24
             return {self.outputs[0].name: (values, scale, exact)}
@@ -263,6 +285,8 @@ class Binding:
         for name, array in expected.items():
             output = self._match(name, [b.name for b in self.outputs])
             bits = np.asarray(array)
+            if bits.dtype.kind not in "fiu" and str(bits.dtype) not in DTYPES:
+                raise InputError(f"expected {output} is {bits.dtype}; give an array of numbers")
             values = bits.astype(np.float64)
             if values.shape != self.shapes[output]:
                 raise InputError(f"expected {output} has shape {values.shape}; the kernel writes {self.shapes[output]}")
@@ -316,9 +340,11 @@ def _compare(machine: Machine, binding: Binding, reference: Mapping[str, tuple[A
             spread = float(np.sqrt(np.mean(np.square(values)))) if scale is None else 0.0
             unit = 2.0 ** -lookup_dtype(dtype).significand_bits
             slack = unit * np.abs(values) * 1.01 + 2.0**-20 * size + unit * spread + 2.0**-24
-            bad = ~(np.abs(got - values) <= slack)
+            with np.errstate(invalid="ignore"):
+                bad = ~(np.abs(got - values) <= slack)
             overflow = np.abs(values) > (65504.0 if dtype == "float16" else 3.38e38)
             bad &= ~(overflow & np.isinf(got))
+        bad &= ~(np.isnan(values) & np.isnan(got))  # as the inputs demand
         with np.errstate(invalid="ignore"):
             errors = np.abs(got - values)
         finite = errors[np.isfinite(errors)]
@@ -423,6 +449,9 @@ def check_config(
     dtype = lookup_dtype(dtype).name
     m, n, k, few = exercising_shape(config, arch_name)
     extents = (m, n, k) if shape is None else shape
+    if len(extents) != 3:
+        raise InputError(f"shape must be (M, N, K), got {extents!r}")
+    require_legal(config, arch_name, Problem(m=extents[0], n=extents[1], k=extents[2], dtype=dtype), dtype=dtype)
     sms = few if sm_count is None else sm_count
     _refuse_large(extents)
     func = generate.prim_func(config, arch_name, dtype) if func is None else func
