@@ -261,6 +261,21 @@ def _tune_and_log(folder: Path, candidates: Path, problem: Problem, times: dict[
         os._exit(status)
 
 
+@pytest.mark.parametrize(
+    "options", [{"seed": -1}, {"seed": "a"}, {"seed": 2**32}, {"sampler": "magic"}, {"workers": 0}, {"workers": "a"}]
+)
+def test_options_that_cannot_be_are_named(options: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=next(iter(options))):
+        Tuner(H200, db=Database(tmp_path / "db"), options=Options(**options))
+    assert not (tmp_path / "db").exists()
+
+
+@pytest.mark.parametrize("named", [{"sm_count": 0}, {"sm_count": 133}, {"sm_count": 1.5}, {"evaluator": "oracle"}])
+def test_a_tuner_says_what_it_cannot_do(named: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=next(iter(named))):
+        Tuner(H200, db=Database(tmp_path / "db"), **named)
+
+
 def test_bad_input_is_refused_before_anything_is_written(tmp_path: Path, candidates: Path) -> None:
     _, times = times_of(2)
     with pytest.raises(IllegalConfig, match="pad K to 4104"):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, get_args
 
 from .. import __version__
 from ..arch import GPUS, ArchName, Gpu
@@ -76,6 +76,15 @@ class Options:
     fresh: bool = False
 
 
+def _require_possible(options: Options) -> None:
+    if not isinstance(options.seed, int) or not 0 <= options.seed < 2**32:
+        raise InputError(f"seed={options.seed} is outside 0 to 2**32 - 1")
+    if options.sampler is not None and options.sampler not in get_args(Sampler):
+        raise InputError(f"unknown sampler {options.sampler!r}; use {', '.join(get_args(Sampler))}")
+    if options.workers is not None and (not isinstance(options.workers, int) or options.workers < 1):
+        raise InputError(f"workers={options.workers}; use at least 1")
+
+
 class Tuner:
     """Tunes Problems on one device, one after the other; keeps compilers, checkers and the GPU's worker between them."""
 
@@ -102,8 +111,9 @@ class Tuner:
             raise InputError(f"sm_count={sm_count} is outside 1 to {device.sm_count}, the SMs of {device.gpu}")
         self.database = db if db is not None else Database()
         self.options = options if options is not None else Options()
-        if not isinstance(self.options.seed, int) or not 0 <= self.options.seed < 2**32:
-            raise InputError(f"seed={self.options.seed} is outside 0 to 2**32 - 1")
+        _require_possible(self.options)
+        if evaluator not in get_args(Kind):
+            raise InputError(f"unknown evaluator {evaluator!r}; use {' or '.join(get_args(Kind))}")
         self._device_index, self._make_bench = device_index, bench
         self._own_bench: Bench | None = None
         self._supplies: dict[str, Supply] = {}
