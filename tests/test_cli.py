@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -352,6 +355,44 @@ def test_tune_without_a_gpu_writes_a_predicted_row_and_compiles_nothing_twice(
 
 
 @pytest.mark.slow
+def test_an_interrupted_tune_leaves_no_process_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "autogemm", *TUNE, "--no-check", "--workers", "2"]
+    # A session of its own, to find its processes by; the signal reaches only the first of them.
+    ordinary = "import signal, sys, os; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+    tuning = subprocess.Popen(
+        [sys.executable, "-c", ordinary, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert tuning.stderr is not None
+    said = []
+    while "candidates" not in (line := tuning.stderr.readline()):
+        assert line, said
+        said.append(line)
+    deadline = time.monotonic() + 60
+    while len(_session(tuning.pid)) < 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert len(_session(tuning.pid)) == 3
+    tuning.send_signal(signal.SIGINT)
+    out, errors = tuning.communicate(timeout=60)
+    assert tuning.returncode == 130 and out == "" and "interrupted" in errors and "Traceback" not in errors
+    assert _session(tuning.pid) == []
+    assert not list((tmp_path / "db").rglob("*.json"))
+
+
+def _session(leader: int) -> list[int]:
+    """Return the processes of a session that have not ended."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, session = status.read_text().rpartition(")")[2].split()[:4]
+            if int(session) == leader and state != "Z":
+                found.append(int(status.parent.name))
+    return found
+
+
 def test_compile_and_check_a_named_config(tmp_path: Path, kernel_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AUTOGEMM_CACHE", str(kernel_cache))
     described = json.loads(run("compile", "--config", "v9", "--out", str(tmp_path / "out"), "--json").stdout)

@@ -15,7 +15,7 @@ from autogemm.binary import Binary
 from autogemm.compile import cache, compiler
 from autogemm.compile.cache import Compiled
 from autogemm.compile.compiler import cached_binary, compile_config, compile_many, compile_source, emit
-from autogemm.compile.pool import WorkerPool, shared_pool
+from autogemm.compile.pool import WorkerPool, close_shared_pools, shared_pool
 from autogemm.compile.toolchain import compile_cuda, toolchain, usage
 from autogemm.config import Config, named_config
 from autogemm.errors import CompileError, IllegalConfig, InputError
@@ -141,7 +141,7 @@ def test_many_configs_share_binaries_and_come_back_each(named_binary: Callable[[
 def test_workers_compile_what_the_cache_lacks(own_cache: Path) -> None:
     configs = [named_config("skinny", "sm_90a"), named_config("skinny", "sm_90a").with_knob("PIPE_DEPTH", 8)]
     results = dict(compile_many(configs, "sm_90a", workers=1))
-    shared_pool(1).close()
+    close_shared_pools()
     assert set(results) == set(configs)
     for config, outcome in results.items():
         assert isinstance(outcome, Binary)
@@ -173,6 +173,16 @@ def test_a_dying_worker_costs_one_candidate() -> None:
     assert outcomes[2] is outcomes[5] is outcomes[6] is None
     assert str(outcomes[4]) == "too deep"
     assert "exit code 7" in str(outcomes[3]) and "out of luck" in str(outcomes[3]) and "PIPE_DEPTH=3" in str(outcomes[3])
+
+
+def test_a_closed_pool_starts_no_more_workers() -> None:
+    pool = WorkerPool(1, (sys.executable, "-c", DYING_WORKER))
+    outcomes = pool.compile([V7.with_knob("PIPE_DEPTH", depth) for depth in (2, 5, 6, 7)], ARCH, "float16")
+    assert next(outcomes)[1] is None
+    pool.close()
+    assert all(outcome is None or isinstance(outcome, CompileError) for _, outcome in outcomes)
+    ((_, outcome),) = pool.compile([V7], ARCH, "float16")
+    assert "no process is left" in str(outcome)
 
 
 def test_a_worker_that_misses_a_dependency_stops_the_batch() -> None:

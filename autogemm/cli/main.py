@@ -113,7 +113,10 @@ def main() -> None:
         app()
     except SystemExit as stop:
         if stop.code == INTERRUPTED:
-            # Leaving in the ordinary way would first finish all that background threads have queued.
+            # Leaving in the ordinary way would first finish all that background threads have queued. What only that would end:
+            compiling = sys.modules.get("autogemm.compile.pool")
+            if compiling is not None:
+                compiling.close_shared_pools()
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(INTERRUPTED)

@@ -43,6 +43,7 @@ class WorkerPool:
         self._command = command
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         self._all: set[_Worker] = set()
+        self._closed = False
         self._lock = threading.Lock()
 
     def compile(
@@ -62,8 +63,9 @@ class WorkerPool:
             threads.shutdown(wait=False, cancel_futures=True)
 
     def close(self) -> None:
-        """End all workers; one that is compiling is killed."""
+        """End all workers, for good; one that is compiling is killed."""
         with self._lock:
+            self._closed = True
             workers, self._all = self._all, set()
             self._idle = queue.LifoQueue()
         for worker in workers:
@@ -71,6 +73,8 @@ class WorkerPool:
 
     def _compile_one(self, config: Config, arch_name: ArchName, dtype: str) -> CompileError | None:
         worker = self._take()
+        if worker is None:
+            return CompileError(f"no process is left to compile {config}")
         try:
             answer = worker.ask({"knobs": config.to_knobs(), "arch": arch_name, "dtype": dtype})
         except (OSError, ValueError):
@@ -80,12 +84,15 @@ class WorkerPool:
         self._idle.put(worker)
         return _outcome(answer)
 
-    def _take(self) -> _Worker:
+    def _take(self) -> _Worker | None:
+        """Return an idle worker or a new one; None once the pool is closed, whose threads may still be at their queue."""
         try:
             return self._idle.get_nowait()
         except queue.Empty:
-            worker = _Worker(self._command)
             with self._lock:
+                if self._closed:
+                    return None
+                worker = _Worker(self._command)
                 self._all.add(worker)
             return worker
 
