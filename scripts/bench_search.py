@@ -1,7 +1,9 @@
 """Compare ways to search on recorded times: how far from the best after so much GPU time and after so many trials.
 
-Usage: python scripts/bench_search.py --studies DIR [--seeds 8] [--noise 0.004] [--json FILE] [--plot FILE.html]
-Replays tests/data/h200_landscape.json (66 Configs x 24 shapes, one H200) with noise and needs no GPU; see docs/search.md.
+Usage: python scripts/bench_search.py --studies DIR [--recording landscape|sweep] [--seeds 8] [--noise 0.004]
+           [--json FILE] [--plot FILE.html]
+Replays times recorded on one H200 (tests/landscape.py: 66 Configs x 24 shapes, or 144 x 21) with noise and needs no GPU; see
+docs/search.md.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from autogemm.measure.timer import BASELINE, ScriptedTimer
 from autogemm.problem import Problem
 from autogemm.results import Outcome
 from autogemm.search.candidates import entrants, ranked
+from autogemm.search.loop import BATCH
 from autogemm.search.race import Rules, run_final, run_heat
 from autogemm.search.study import Axes, OptunaStore, open_local
 from autogemm.search.trial import Trial
@@ -125,8 +128,8 @@ def racing(case: Case, folder: Path, cut: bool = True) -> Iterator[Step]:
     by_id = {config.id: config for config in order}
     ratios: dict[str, float] = {}
     dropped: set[str] = set()
-    for start in range(0, len(order), 16):
-        batch = [config.id for config in order[start : start + 16]]
+    for start in range(0, len(order), BATCH):
+        batch = [config.id for config in order[start : start + BATCH]]
         leader = min(set(ratios) - dropped, key=lambda name: ratios[name]) if ratios else None
         heat = run_heat(bench, [*batch, *([leader] if leader else [])], rules.screening, rules=rules, entered=len(order))
         ratios.update({name: heat.value(name) for name in batch})
@@ -156,11 +159,15 @@ def main() -> int:
     parser.add_argument("--studies", type=Path, required=True, help="folder for Optuna's journals")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
+    parser.add_argument("--recording", choices=("landscape", "sweep"), default="landscape")
     given = parser.parse_args()
     configs, shapes = landscape.load()
+    recorded = [(problem, dict(zip(configs, seconds, strict=True))) for problem, seconds in shapes]
+    if given.recording == "sweep":
+        recorded = landscape.sweep()
     cases = [
-        Case(problem=problem, times_s=dict(zip(configs, seconds, strict=True)), seed=seed, noise=given.noise)
-        for problem, seconds in shapes
+        Case(problem=problem, times_s=times_s, seed=seed, noise=given.noise)
+        for problem, times_s in recorded
         for seed in range(given.seeds)
     ]
     curves: dict[str, dict[str, list[tuple[float, float]]]] = {}
@@ -196,7 +203,7 @@ def _at(case: Case, steps: list[Step], share: float) -> float:
 
 
 def _curve(runs: list[tuple[Case, list[Step]]], *, by_time: bool) -> list[tuple[float, float]]:
-    grid = [0.001 * 1.15**i for i in range(40)] if by_time else [float(i) for i in range(1, 67)]
+    grid = [0.001 * 1.15**i for i in range(40)] if by_time else [float(i) for i in range(1, 132)]
     curve = []
     for at in grid:
         if by_time:
