@@ -7,12 +7,12 @@ Every number is recomputed from the samples in the files: medians of paired rati
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from autogemm.measure.bench import geomean
 
 CLASSES = ("squares", "prefill (M >= 1024)", "16 < M <= 256", "M <= 16", "other")
 
@@ -38,12 +38,6 @@ def shape_class(m: int, n: int, k: int) -> str:
 def ratios(samples: dict[str, Any]) -> list[float]:
     """Return torch.matmul's time over the subject's, one per round."""
     return [b / k for b, k in zip(samples["baseline_s"], samples["kernel_s"], strict=True)]
-
-
-def geomean(values: Iterable[float]) -> float:
-    """Return the geometric mean."""
-    logs = [math.log(v) for v in values]
-    return math.exp(sum(logs) / len(logs))
 
 
 def over(mine: dict[str, Any], its: dict[str, Any]) -> float:

@@ -12,14 +12,15 @@ import pytest
 
 from autogemm.arch import ArchName
 from autogemm.binary import Binary
-from autogemm.compile import cache, compiler
+from autogemm.compile import cache, children, compiler
 from autogemm.compile.cache import Compiled
 from autogemm.compile.compiler import cached_binary, compile_config, compile_many, compile_source, emit
 from autogemm.compile.pool import WorkerPool, close_shared_pools, shared_pool
 from autogemm.compile.toolchain import compile_cuda, toolchain, usage
 from autogemm.config import Config, named_config
-from autogemm.errors import CompileError, IllegalConfig, InputError
+from autogemm.errors import AutogemmError, CompileError, IllegalConfig, InputError
 from autogemm.kernel.generate import KernelSource
+from autogemm.search.gate import SimulatorGate
 
 ARCH: ArchName = "sm_100a"
 V7 = named_config("v7", ARCH)
@@ -258,3 +259,13 @@ def test_emit_returns_each_form(named_binary: Callable[[str, ArchName], Binary])
     assert isinstance(cuda, str) and 'extern "C" __global__ void __launch_bounds__(256, 1) gemm_kernel(' in cuda
     assert isinstance(ptx, str) and ".visible .entry gemm_kernel(" in ptx and ".target sm_100a" in ptx
     assert isinstance(tir, str) and "def gemm(" in tir
+
+
+def test_a_closed_gate_starts_no_more_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[object] = []
+    monkeypatch.setattr(children, "_Child", started.append)
+    gate = SimulatorGate(1, tmp_path)
+    gate.close()
+    with pytest.raises(AutogemmError, match="no process is left to check"):
+        gate._verdict(V7, "sm_100a", "float16")
+    assert started == []

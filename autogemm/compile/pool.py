@@ -1,19 +1,13 @@
 """Worker processes that compile: each imports TVM once, and one that dies costs a single candidate.
 
-A worker is a plain child interpreter that takes a request a line on stdin and answers a line on stdout (see worker.py). Unlike
-``multiprocessing``, that never imports the caller's main module, so scripts and notebooks need no ``__main__`` guard. Results
-travel through the kernel cache.
+Requests and answers are those of worker.py; results travel through the kernel cache.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
-import queue
-import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -24,6 +18,7 @@ from ..arch import ArchName
 from ..config import Config
 from ..errors import AutogemmError, CompileError, InputError, MissingDependency
 from ..settings import cache_folder, nvcc_path
+from .children import ChildDied, Children, ChildrenClosed
 
 WORKER_COMMAND: Final = (sys.executable, "-m", "autogemm.compile.worker")
 
@@ -40,11 +35,7 @@ class WorkerPool:
 
     def __init__(self, size: int, command: Sequence[str] = WORKER_COMMAND) -> None:
         self.size = size
-        self._command = command
-        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
-        self._all: set[_Worker] = set()
-        self._closed = False
-        self._lock = threading.Lock()
+        self._children = Children(command)
 
     def compile(
         self, configs: Sequence[Config], arch_name: ArchName, dtype: str
@@ -64,67 +55,15 @@ class WorkerPool:
 
     def close(self) -> None:
         """End all workers, for good; one that is compiling is killed."""
-        with self._lock:
-            self._closed = True
-            workers, self._all = self._all, set()
-            self._idle = queue.LifoQueue()
-        for worker in workers:
-            worker.kill()
+        self._children.close()
 
     def _compile_one(self, config: Config, arch_name: ArchName, dtype: str) -> CompileError | None:
-        worker = self._take()
-        if worker is None:
+        try:
+            return _outcome(self._children.ask({"knobs": config.to_knobs(), "arch": arch_name, "dtype": dtype}))
+        except ChildrenClosed:
             return CompileError(f"no process is left to compile {config}")
-        try:
-            answer = worker.ask({"knobs": config.to_knobs(), "arch": arch_name, "dtype": dtype})
-        except (OSError, ValueError):
-            with self._lock:
-                self._all.discard(worker)
-            return CompileError(f"the compiling process died ({worker.kill()}) on {config}")
-        self._idle.put(worker)
-        return _outcome(answer)
-
-    def _take(self) -> _Worker | None:
-        """Return an idle worker or a new one; None once the pool is closed, whose threads may still be at their queue."""
-        try:
-            return self._idle.get_nowait()
-        except queue.Empty:
-            with self._lock:
-                if self._closed:
-                    return None
-                worker = _Worker(self._command)
-                self._all.add(worker)
-            return worker
-
-
-class _Worker:
-    """One child process and the pipe to it."""
-
-    def __init__(self, command: Sequence[str]) -> None:
-        # One thread per worker: the linear algebra libraries that TVM's imports load would start one per core.
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 -- lives as long as the worker
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environment,
-            text=True, encoding="utf-8",
-        )  # fmt: skip
-
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline())  # an empty line, at end of file, is no JSON
-        if not isinstance(answer, dict):
-            raise ValueError("not an answer")
-        return answer
-
-    def kill(self) -> str:
-        """End the process if it still runs, and return how it ended and the last thing it said."""
-        self._process.kill()
-        code = self._process.wait()
-        self._errors.seek(0)
-        said = self._errors.read().strip().splitlines()
-        return (f"signal {-code}" if code < 0 else f"exit code {code}") + (f": {said[-1]}" if said else "")
+        except ChildDied as died:
+            return CompileError(f"the compiling process died ({died}) on {config}")
 
 
 def _outcome(answer: dict[str, Any]) -> CompileError | None:

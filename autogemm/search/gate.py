@@ -8,11 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import queue
-import subprocess
 import sys
-import tempfile
-import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +16,7 @@ from typing import Any, Final, Protocol
 
 from ..arch import ArchName
 from ..binary import write_whole
+from ..compile.children import ChildDied, Children, ChildrenClosed
 from ..config import Config
 from ..errors import AutogemmError, InputError
 from ..kernel.generate import generator_hash
@@ -49,9 +46,7 @@ class SimulatorGate:
     def __init__(self, workers: int, folder: Path | None = None) -> None:
         self._folder = folder if folder is not None else cache_folder() / "verdicts"
         self._threads = ThreadPoolExecutor(max(1, workers), thread_name_prefix="autogemm-check")
-        self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
-        self._all: set[_Worker] = set()
-        self._lock = threading.Lock()
+        self._children = Children((sys.executable, "-m", "autogemm.search.gate"))
 
     def submit(self, config: Config, arch_name: ArchName, dtype: str) -> Future[CheckReport]:
         """See Gate."""
@@ -60,24 +55,19 @@ class SimulatorGate:
     def close(self) -> None:
         """See Gate."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        with self._lock:
-            workers, self._all = self._all, set()
-        for worker in workers:
-            worker.kill()
+        self._children.close()
 
     def _verdict(self, config: Config, arch_name: ArchName, dtype: str) -> CheckReport:
         path = self._folder / f"{verdict_key(config, arch_name, dtype)}.json"
         known = _read(path)
         if known is not None:
             return known
-        worker = self._take()
         try:
-            answer = worker.ask({"knobs": config.to_knobs(), "arch": arch_name, "dtype": dtype, "seeds": SEEDS})
-        except (OSError, ValueError) as error:
-            with self._lock:
-                self._all.discard(worker)
-            raise AutogemmError(f"the checking process died ({worker.kill()}) on {config}") from error
-        self._idle.put(worker)
+            answer = self._children.ask({"knobs": config.to_knobs(), "arch": arch_name, "dtype": dtype, "seeds": SEEDS})
+        except ChildrenClosed:
+            raise AutogemmError(f"no process is left to check {config}") from None
+        except ChildDied as died:
+            raise AutogemmError(f"the checking process died ({died}) on {config}") from died
         if "error" in answer:
             raise AutogemmError(str(answer["error"]))
         report = report_from_json(answer)
@@ -87,43 +77,6 @@ class SimulatorGate:
         except OSError as error:
             raise InputError(f"can't write to {self._folder}: {error.strerror}; set AUTOGEMM_CACHE") from error
         return report
-
-    def _take(self) -> _Worker:
-        try:
-            return self._idle.get_nowait()
-        except queue.Empty:
-            worker = _Worker()
-            with self._lock:
-                self._all.add(worker)
-            return worker
-
-
-class _Worker:
-    """A child interpreter that answers one line of JSON per line of JSON (see ``_serve``)."""
-
-    def __init__(self) -> None:
-        environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        self._errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "autogemm.search.gate"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
-            env=environment, text=True, encoding="utf-8",
-        )  # fmt: skip
-
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        answer = json.loads(self._process.stdout.readline())  # an empty line, at end of file, is no JSON
-        if not isinstance(answer, dict):
-            raise ValueError("not an answer")
-        return answer
-
-    def kill(self) -> str:
-        self._process.kill()
-        code = self._process.wait()
-        self._errors.seek(0)
-        said = self._errors.read().strip().splitlines()
-        return (f"signal {-code}" if code < 0 else f"exit code {code}") + (f": {said[-1]}" if said else "")
 
 
 def verdict_key(config: Config, arch_name: ArchName, dtype: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -199,8 +199,3 @@ def _by_speed(heat: Heat) -> list[str]:
 
 def _mean(values: Sequence[float]) -> float:
     return statistics.fmean(values)
-
-
-def screening_order(ratios: Mapping[str, float], limit: int) -> list[str]:
-    """Return the ``limit`` candidates of lowest ratio to the baseline, fastest first."""
-    return sorted(ratios, key=lambda name: (ratios[name], name))[:limit]

@@ -9,7 +9,6 @@ import math
 import random
 import statistics
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 
 
 def slower_p(log_ratios: Sequence[float], *, noise_sd: float, noise_dof: float) -> float:
@@ -126,8 +125,3 @@ def resampled(
         flips += best not in tied
         lost += math.expm1(score[chosen] - score[best])
     return flips / draws, lost / draws
-
-
-def cumulative_best(values: Sequence[float]) -> list[float]:
-    """Return the running minimum."""
-    return list(accumulate(values, min))
