@@ -1,7 +1,9 @@
 """Time every compiled candidate on every shape of a file, all samples kept: the landscape that a search is judged by.
 
 Usage: python scripts/sweep.py --candidates DIR --shapes FILE --out FILE [--dtype float16] [--within 3] [--rounds 3] [--cold]
-Needs a GPU of the candidates' arch. Candidates predicted to take more than ``--within`` times the predicted best are left out.
+           [--split 2 3 4 6 8] [--group 8 2 --group-within 1.25] [--points N] [--dry-run]
+Needs a GPU of the candidates' arch; ``--dry-run`` only lists how many points there are. Candidates predicted to take more than
+``--within`` times the predicted best are left out. A point costs about 30 ms, nearly all of it for checking the kernel.
 """
 
 from __future__ import annotations
@@ -16,11 +18,12 @@ from pathlib import Path
 from autogemm.arch import DEFAULT_GPU, gpu
 from autogemm.binary import Binary, read_folder, write_whole
 from autogemm.config import Config
-from autogemm.manifest import evaluate
+from autogemm.manifest import ceildiv, evaluate
 from autogemm.measure.device_bench import DeviceBench
 from autogemm.measure.sweep import SCHEMA, sweep
 from autogemm.predict.closed_form import rank
 from autogemm.problem import Problem
+from autogemm.resources import geometry
 from autogemm.shapes import read_shapes
 
 
@@ -30,6 +33,27 @@ def workspace(binary: Binary, config: Config, problem: Problem) -> int:
     knobs = config.launch._asdict()
     sms = gpu(DEFAULT_GPU[binary.manifest.arch]).sm_count  # type: ignore[index]
     return evaluate(binary.manifest.workspace_bytes, binary.manifest.scalar_values({**sizes, **knobs, "sm_count": sms}))
+
+
+def points(problem: Problem, binaries: dict[Config, Binary], given: argparse.Namespace) -> list[Config]:
+    """Return what to measure on ``problem``, launch-time knobs included, fastest predicted first.
+
+    Every kernel within ``--within`` runs with the first of ``--group``; those within ``--group-within`` with the others too,
+    unless the tile grid has so few rows that the order of tiles is the same.
+    """
+    target = gpu(DEFAULT_GPU[next(iter(binaries.values())).manifest.arch])  # type: ignore[index]
+    every = [replace(c, split_k=s) for c in binaries for s in (given.split if c.split_k > 1 else (1,))]
+    ranked = rank(problem, [replace(c, l2_group_size=given.group[0]) for c in every], target)
+    best, room = ranked[0][1].time_s, given.workspace_mib << 20
+    chosen = []
+    for config, predicted in ranked:
+        if predicted.time_s > given.within * best or workspace(binaries[config.binary], config, problem) > room:
+            continue
+        cluster = geometry(config, target.arch).cluster_rows
+        rows = ceildiv(problem.n if config.swap_ab else problem.m, cluster)
+        groups = given.group if predicted.time_s <= given.group_within * best else given.group[:1]
+        chosen += [replace(config, l2_group_size=g) for g in {min(g, rows): g for g in reversed(groups)}.values()]
+    return chosen[: given.points]
 
 
 def main() -> int:
@@ -42,6 +66,9 @@ def main() -> int:
     parser.add_argument("--within", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--group", type=int, nargs="+", default=[8], help="values of l2_group_size")
+    parser.add_argument("--group-within", type=float, default=3.0, help="like --within, for all values but the first")
+    parser.add_argument("--points", type=int, help="at most so many points per shape, fastest predicted first")
+    parser.add_argument("--dry-run", action="store_true", help="list the number of points; needs no GPU")
     parser.add_argument(
         "--split", type=int, nargs="+", default=list(range(2, 9)), help="values of SPLIT_K where a kernel splits"
     )
@@ -49,17 +76,14 @@ def main() -> int:
     parser.add_argument("--cold", action="store_true")
     given = parser.parse_args()
     binaries = {b.config: b for b in read_folder(given.candidates) if b.manifest.dtype == given.dtype}
-    target = gpu(DEFAULT_GPU[next(iter(binaries.values())).manifest.arch])  # type: ignore[index]
     shapes, found, started = [], [], time.perf_counter()
     bench: DeviceBench | None = None
     for shape in read_shapes(given.shapes):
         problem = Problem(m=shape.m, n=shape.n, k=shape.k, dtype=given.dtype)
-        every = [replace(c, split_k=s) for c in binaries for s in (given.split if c.split_k > 1 else (1,))]
-        ranked = rank(problem, every, target)
-        limit = given.within * ranked[0][1].time_s
-        room = given.workspace_mib << 20
-        fitting = [c for c, p in ranked if p.time_s <= limit and workspace(binaries[c.binary], c, problem) <= room]
-        configs = [replace(c, l2_group_size=g) for c in fitting for g in given.group]
+        configs = points(problem, binaries, given)
+        if given.dry_run:
+            print(f"{problem.shape:18} {len(configs):4} points, {sum(c.split_k > 1 for c in configs)} of them with slices of K")
+            continue
         bench = DeviceBench(problem) if bench is None else bench
         candidates = [(binaries[c.binary], c) for c in configs]
         for landscape in sweep([problem], candidates, rounds=given.rounds, cold=given.cold, bench=bench):
@@ -75,7 +99,7 @@ def main() -> int:
             write_whole(given.out, json.dumps({"schema": SCHEMA, "shapes": found}).encode())
     if bench is not None:
         bench.close()
-    return 0 if shapes and all(shapes) else 1
+    return 0 if given.dry_run or (shapes and all(shapes)) else 1
 
 
 if __name__ == "__main__":
