@@ -42,7 +42,7 @@ def run(mutation: Mutation, folder: Path, *, level: Level, seeds: tuple[int, ...
     return [
         check_primfunc(
             func, arch=mutation.arch_name, inputs=inputs, sm_count=sms, scalars=values, level=level, seeds=(seed,),
-            barrier_names=module.barrier_names(config),
+            barrier_names=module.barrier_names(config), programmatic="griddepcontrol.wait" in text,
         )
         for seed in seeds
     ]  # fmt: skip

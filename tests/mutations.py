@@ -1,7 +1,8 @@
 """Faults to plant in the generator's own kernels: each is one edit of kernel/sm100.py or kernel/sm90.py.
 
-An edit replaces the first ``old`` between ``after`` and ``until`` (all of them with ``every``). White space in these texts
-matches any white space, so that the list follows the sources through reformatting; an edit whose text is gone fails loudly.
+An edit replaces the first ``old`` between ``after`` and ``until`` (all of them with ``every``), and the first of each pair in
+``also`` anywhere by the second. White space in these texts matches any white space, so that the list follows the sources
+through reformatting; an edit whose text is gone fails loudly.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Final, Literal
 from autogemm.arch import ArchName
 from autogemm.config import NAMED, Config
 
-Subject = Literal["role", "phase", "count", "bytes", "mask", "fence", "barrier", "allocation", "index", "store"]
+Subject = Literal["role", "phase", "count", "bytes", "mask", "fence", "barrier", "allocation", "index", "store", "launch"]
 
 NOTHING: Final = "T.evaluate(0)"
 
@@ -26,7 +27,7 @@ class Mutation:
         name: what is wrong, in words.
         arch_name, config: kernel it is planted in; a key of CONFIGS.
         subject: what kind of thing was changed.
-        old, new, after, until, every: the edit (see the module's docstring).
+        old, new, after, until, every, also: the edit (see the module's docstring).
     """
 
     name: str
@@ -38,6 +39,7 @@ class Mutation:
     after: str = ""
     until: str = ""
     every: bool = False
+    also: tuple[tuple[str, str], ...] = ()
 
     def apply(self, source: str) -> str:
         """Return ``source`` with the fault.
@@ -47,10 +49,16 @@ class Mutation:
         """
         start = _find(source, self.after, 0).end() if self.after else 0
         end = _find(source, self.until, start).start() if self.until else len(source)
-        part, _ = _pattern(self.old).subn(lambda _: self.new, source[start:end], count=0 if self.every else 1)
-        if part == source[start:end]:
-            raise LookupError(f"the generator no longer holds {self.old!r} where it is looked for; adapt {self.name!r}")
-        return source[:start] + part + source[end:]
+        source = source[:start] + self._replaced(source[start:end], self.old, self.new) + source[end:]
+        for old, new in self.also:
+            source = self._replaced(source, old, new)
+        return source
+
+    def _replaced(self, source: str, old: str, new: str) -> str:
+        changed, count = _pattern(old).subn(lambda _: new, source, count=0 if self.every else 1)
+        if not count:
+            raise LookupError(f"the generator no longer holds {old!r} where it is looked for; adapt {self.name!r}")
+        return changed
 
 
 def _pattern(text: str) -> re.Pattern[str]:
@@ -103,10 +111,12 @@ def _sm90(
     after: str = "",
     until: str = "",
     every: bool = False,
+    also: tuple[tuple[str, str], ...] = (),
 ) -> Mutation:
     return Mutation(
-        name=name, arch_name="sm_90a", config=config, subject=subject, old=old, new=new, after=after, until=until, every=every
-    )
+        name=name, arch_name="sm_90a", config=config, subject=subject, old=old, new=new, after=after, until=until, every=every,
+        also=also,
+    )  # fmt: skip
 
 
 # Places in the sources from which an edit looks onward.
@@ -643,6 +653,7 @@ SM100: Final[tuple[Mutation, ...]] = (
 _PRODUCER90: Final = "# ---------------- producer ----------------"
 _CONSUMER90: Final = "# ---------------- consumers ----------------"
 _LOOP90: Final = "row0 = tile_row"
+_PREVIOUS90: Final = "T.ptx.griddepcontrol.wait()"
 _WRITE90: Final = "def write_tile"
 _COUNT90: Final = "def count_in"
 
@@ -1138,6 +1149,47 @@ SM90: Final[tuple[Mutation, ...]] = (
     ),
     _sm90("tall", "index", "rows are staged in half of the place", "warp_id * 16 + lane_id % 16", "warp_id * 16 + lane_id % 8"),
     _sm90("swapped", "index", "the transposed tile is not transposed", "'.trans' if SWAP else ''", "''"),
+    # --- programmatic dependent launch
+    _sm90("cooperative", "launch", "the previous kernel is not waited for", _PREVIOUS90),
+    _sm90(
+        "split", "launch", "the previous kernel is waited for where no CTA comes", _PREVIOUS90, f"if bx >= grid: {_PREVIOUS90}"
+    ),
+    _sm90(
+        "cooperative",
+        "launch",
+        "one CTA of a pair waits for the previous kernel",
+        _PREVIOUS90,
+        f"if cta_rank == 0: {_PREVIOUS90}",
+    ),
+    _sm90("split", "launch", "one CTA waits for the previous kernel", _PREVIOUS90, f"if bx == 0: {_PREVIOUS90}"),
+    _sm90(
+        "tall",
+        "launch",
+        "the previous kernel is waited for after the first loads",
+        _PREVIOUS90,
+        also=(("fill.advance()", f"fill.advance(); {_PREVIOUS90}"),),
+    ),
+    _sm90(
+        "ping-pong",
+        "launch",
+        "the previous kernel is waited for after the first tile",
+        _PREVIOUS90,
+        also=(("sched.next_tile()\n        else:", f"sched.next_tile(); {_PREVIOUS90}\n        else:"),),
+    ),
+    _sm90(
+        "cooperative",
+        "launch",
+        "consumers wait for the previous kernel in place of the producer",
+        _PREVIOUS90,
+        also=(("ring = PipelineState(DEPTH, phase=0)", f"ring = PipelineState(DEPTH, phase=0); {_PREVIOUS90}"),),
+    ),
+    _sm90(
+        "tall",
+        "launch",
+        "another warp waits for the previous kernel",
+        _PREVIOUS90,
+        also=(("if warp_id == 0:", f"if warp_id == 1: {_PREVIOUS90}\n            if warp_id == 0:"),),
+    ),
 )
 
 MUTATIONS: Final[tuple[Mutation, ...]] = SM100 + SM90

@@ -99,6 +99,7 @@ def check_primfunc(
     seeds: Sequence[int] = (0,),
     barrier_names: Sequence[str] | None = None,
     costs: CostTable | None = None,
+    programmatic: bool | None = None,
     numerics: bool = True,
     race: bool = True,
 ) -> CheckReport:
@@ -117,6 +118,8 @@ def check_primfunc(
         seeds: schedules; 0 has no random delays.
         barrier_names: names of the mbarrier arrays in allocation order, for the reports.
         costs: cost table; the arch's default GPU if left out.
+        programmatic: the kernel is launched so that it may start while the one before on the stream runs, and must wait for
+            that before it touches global memory. None: if it holds a ``griddepcontrol.wait`` at all.
         numerics, race: False leaves out the numbers, or the race detection.
 
     Raises:
@@ -129,6 +132,8 @@ def check_primfunc(
     if isinstance(seeds, int) or not seeds or not all(isinstance(seed, (int, np.integer)) and seed >= 0 for seed in seeds):
         raise InputError(f"seeds must be one or more integers from 0 on, got {seeds!r}")
     program = compile_program(func, where, level, barrier_names)
+    if programmatic is not None:
+        program.programmatic = programmatic
     binding = Binding(program, inputs, scalars or {}, sm_count, numerics)
     table = costs if costs is not None else cost_table(DEFAULT_GPU[where.name])
     reference = binding.reference(expected) if numerics else None

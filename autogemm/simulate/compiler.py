@@ -44,6 +44,7 @@ class Compiler(ExpressionCompiler):
         self.buffers: list[GlobalBuffer] = []
         self.workspaces: list[GlobalBuffer] = []
         self.scalars: list[tuple[str, str]] = []
+        self.programmatic = False
 
     # ---- statements
 
@@ -335,7 +336,7 @@ class Compiler(ExpressionCompiler):
             level=self.level, source=source, main=scope["main"], grid=grid, cluster_ctas=self.cluster_ctas,
             warpgroups=self.warpgroups, smem_bytes=self.smem_bytes, barriers=self.barriers,
             shared_buffers=sorted(self.shared_buffers, key=lambda b: b.offset), buffers=self.buffers, scalars=self.scalars,
-            workspaces=self.workspaces,
+            workspaces=self.workspaces, programmatic=self.programmatic,
         )  # fmt: skip
 
 

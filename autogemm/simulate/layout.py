@@ -200,6 +200,13 @@ class TensorMap:
         source, target, _ = self._inside(coords)
         self.view[source] = values.reshape(self.box[::-1])[target]
 
+    def label(self, coords: Sequence[int]) -> str:
+        """Return the clipped box at ``coords`` as text, ``A[0:64, 128:192]``; empty if all of it is outside the tensor."""
+        source, _, _ = self._inside(coords)
+        if any(part.stop <= part.start for part in source):
+            return ""
+        return f"{self.name}[{', '.join(f'{part.start}:{part.stop}' for part in source)}]"
+
     def extent(self, coords: Sequence[int]) -> tuple[int, int, int, int]:
         """Return (first byte-row, end row, first column, end column) of the clipped box, for overlap tests.
 

@@ -81,6 +81,7 @@ class Program:
         barriers: (byte offset, count, name) of each array of mbarriers.
         buffers, scalars: parameters in order; the former are the operands.
         workspaces: further global buffers, of 32-bit words that the CTAs share; zero before the launch.
+        programmatic: it may start while the kernel before on the stream runs; set where it holds a griddepcontrol.wait.
     """
 
     level: Literal["tile", "ptx"]
@@ -95,6 +96,7 @@ class Program:
     buffers: list[GlobalBuffer]
     scalars: list[tuple[str, str]]
     workspaces: list[GlobalBuffer] = field(default_factory=list)
+    programmatic: bool = False
     regions: RegionTable = field(default_factory=RegionTable)
 
     def survey(self, parameters: Mapping[str, int], shapes: Mapping[str, tuple[int, ...]]) -> Survey:

@@ -145,6 +145,17 @@ def _nothing(c: Compiler, e: Any) -> None:
     c.call("nothing")
 
 
+def _grid_wait(c: Compiler, e: Any) -> None:
+    c.programmatic = True
+    c.call("grid_wait")
+
+
+def _grid_control(c: Compiler, e: Any) -> None:
+    modifiers, _ = _split(e)
+    _only(e, modifiers, {"wait", "launch_dependents"})
+    (_grid_wait if "wait" in modifiers else _nothing)(c, e)
+
+
 # ---- TMA
 
 
@@ -447,9 +458,7 @@ OPERATIONS: Final[dict[str, Handler]] = {
     "tirx.ptx.setmaxnreg": _setmaxnreg,
     "tirx.ptx.prefetch": _nothing,
     "tirx.ptx.prefetch_tensormap": _nothing,
-    "tirx.ptx.griddepcontrol_wait": _nothing,
-    "tirx.ptx.griddepcontrol_launch_dependents": _nothing,
-    "tirx.ptx.griddepcontrol": _nothing,
+    "tirx.ptx.griddepcontrol": _grid_control,
     "tirx.tvm_call_packed": _call_packed,
     "tirx.tensormap_encode_tiled": _tensormap_encode,
     "tirx.ptx.cp_async_bulk_tensor_g2s_cluster": _tma_load,

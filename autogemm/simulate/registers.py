@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import UnsupportedOp
+from .grid import GridOps
 from .layout import Offsets
 from .race import INFINITE, Access, Region, shared_region
 from .report import shared_label
 from .state import OFFSET_MASK, WINDOW_BITS, Lanes, Pointer, Warp
-from .sync import SyncOps
 
 if TYPE_CHECKING:
     from .program import TileBuffer
@@ -53,7 +53,7 @@ class Registers:
             self.u16: npt.NDArray[np.uint16] = self.words.view(np.uint16)
 
 
-class RegisterOps(SyncOps):
+class RegisterOps(GridOps):
     """Operations of threads on their registers and, through the generic proxy, on shared memory."""
 
     def regs(self, warp: Warp, elements: int, itemsize: int, name: str) -> Registers:

@@ -90,7 +90,7 @@ def deadlock_text(machine: Core, stuck: list[Warp]) -> str:
     for warp in sorted(stuck, key=_distance_from_cause):
         line = _wait_text(machine, warp)
         lines.setdefault(line, []).append(machine.who(warp))
-    parts = [f"{_some(who)} {line if len(who) == 1 else line.replace('waits', 'wait', 1)}" for line, who in lines.items()]
+    parts = [f"{some(who)} {line if len(who) == 1 else line.replace('waits', 'wait', 1)}" for line, who in lines.items()]
     if len(parts) > MAX_LINES:
         parts[MAX_LINES:] = [f"and {len(parts) - MAX_LINES} more"]
     return "no progress: " + "; ".join(parts)
@@ -106,7 +106,8 @@ def _distance_from_cause(warp: Warp) -> int:
     return 1
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """Return ``a and 2 more warps`` for a list of warps."""
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more warp{'s' if len(names) > 2 else ''}"
 
 
@@ -126,7 +127,7 @@ def _wait_text(machine: Core, warp: Warp) -> str:
         threads = subject.arrived * 32
         who = f"named barrier {subject.number}" if subject.number >= 0 else "the cluster barrier"
         names = sorted({machine.who(w) for w, _ in subject.members})
-        return f"waits at {who} ({threads} of {subject.need * 32} threads arrived: {_some(names)})"
+        return f"waits at {who} ({threads} of {subject.need * 32} threads arrived: {some(names)})"
     if kind == "registers":
         return f"waits in setmaxnreg.inc for {subject} registers per thread; {parity} registers of the CTA are free"
     return f"waits for {kind} {subject}"

@@ -14,6 +14,7 @@ from .race import Clock, Shadow
 BLOCK: Final = object()
 POISON: Final = 0x7FFF  # a NaN in float16 and in bfloat16: what unwritten memory holds
 WARPS_PER_GROUP: Final = 4
+PREVIOUS_KERNEL: Final = 0  # in every cluster, the agent that stands for the kernel before on the stream (grid.py)
 MAX_COUNT: Final = (1 << 20) - 1  # PTX ISA, "mbarrier": arrival counts 1..2^20-1, tx-count within +-(2^20-1)
 
 Lanes = npt.NDArray[np.bool_]
@@ -149,8 +150,8 @@ class Cluster:
 
     def __init__(self, index: int, ctas: int) -> None:
         self.index, self.ctas = index, ctas
-        self.agents_max = 32 + 80 * ctas
-        self.agents: dict[Hashable, int] = {}
+        self.agents_max = 33 + 80 * ctas
+        self.agents: dict[Hashable, int] = {"previous kernel": PREVIOUS_KERNEL}
         self.ticks: dict[int, int] = {}
         self.shared: dict[int, npt.NDArray[np.uint16]] = {}
         self.tensor: dict[int, npt.NDArray[np.float32]] = {}

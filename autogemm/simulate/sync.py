@@ -386,7 +386,7 @@ class SyncOps(Core):
         return self.spend(warp, 1)
 
     def nothing(self, warp: Warp, mask: Lanes) -> float:
-        """An instruction without effect inside one kernel (prefetch, dependent launch)."""
+        """An instruction that orders nothing in this kernel (prefetch, griddepcontrol.launch_dependents)."""
         return self.spend(warp, 1)
 
     # ---- register budget

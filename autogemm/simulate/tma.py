@@ -11,7 +11,7 @@ from ..errors import UnsupportedOp
 from .layout import TensorMap
 from .race import INFINITE, Access, Region
 from .registers import RegisterOps
-from .state import OFFSET_MASK, WINDOW_BITS, Lanes, Pointer, Warp
+from .state import OFFSET_MASK, PREVIOUS_KERNEL, WINDOW_BITS, Lanes, Pointer, Warp
 
 _CELL: Final = 64  # edge of the cells that sort output boxes for overlap tests
 
@@ -116,6 +116,8 @@ class TmaOps(RegisterOps):
             self.dram_free = max(self.dram_free, time) + size / costs.dram_bw
             arrival, extra = self.dram_free, costs.dram_latency
         self.l2_free = max(self.l2_free, time) + size / costs.l2_bw
+        if self.dependent and not clock[PREVIOUS_KERNEL]:
+            self.during_previous(warp, tmap.name, tmap.label(coords), "TMA load", writes=False)
         if tmap.name in self.outputs:
             self._check_output(warp, tmap, coords, clock, False)
         for target, target_bar in targets:
@@ -162,6 +164,8 @@ class TmaOps(RegisterOps):
             access = Access(agent, warp.bulk_tick, warp, "TMA store", self.now)
             self.shadow(cluster, warp.rank, "smem").read(region, access, warp.clock, proxy=True)
             self._check_output(warp, tmap, coords, warp.clock, True)
+            if self.dependent and not warp.clock[PREVIOUS_KERNEL]:
+                self.during_previous(warp, tmap.name, tmap.label(coords), "TMA store", writes=True)
         time = self.now + warp.lag
         free = max(cluster.out_free[warp.rank], time) + tmap.bytes / costs.sm_out_bw
         cluster.out_free[warp.rank] = free

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from .race import Access, Clock
 from .registers import RegisterOps, Registers
-from .state import Cluster, Lanes, Warp
+from .state import PREVIOUS_KERNEL, Cluster, Lanes, Warp
 
 _BYTES_PER_CYCLE: Final = 64  # what one SM moves to or from L2 (arXiv 2402.13499)
 _ATOMIC_CYCLES: Final = 700  # a round trip to L2 and back, under load
@@ -50,6 +50,10 @@ class _Workspace:
         self.writer: npt.NDArray[np.int32] = np.zeros(words, np.int32)
         self.reader: npt.NDArray[np.int32] = np.zeros(words, np.int32)
         self.counters: dict[int, Known] = {}  # word -> what its atomics have released
+
+    def label(self, words: npt.NDArray[np.int64]) -> str:
+        """Return the span of ``words`` as text."""
+        return f"{self.name}[{int(words.min())}:{int(words.max()) + 1}]"
 
 
 class WorkspaceOps(RegisterOps):
@@ -130,6 +134,8 @@ class WorkspaceOps(RegisterOps):
         """Check an access against earlier ones and record it."""
         if not self.race or not words.size:
             return
+        if self.dependent and not warp.clock[PREVIOUS_KERNEL]:
+            self.during_previous(warp, space.name, space.label(words), verb, writes=writes)
         flat = words.reshape(-1)
         before = [(i, True) for i in np.unique(space.writer[flat])]
         if writes:
@@ -207,6 +213,8 @@ class WorkspaceOps(RegisterOps):
         warp.lag += _ATOMIC_CYCLES
         if not words.size:
             return 0
+        if self.dependent and not warp.clock[PREVIOUS_KERNEL]:
+            self.during_previous(warp, space.name, space.label(words), "atom.add", writes=True)
         old = int(space.values[words[0, 0]])
         for word in words[:, 0].tolist():
             space.values[word] += np.uint32(int(value))
@@ -217,6 +225,9 @@ class WorkspaceOps(RegisterOps):
             if acquires and released:
                 learned: Known = {}
                 join(learned, released)
+                # The previous kernel is one agent for all clusters: whoever learns of a wait for it is ordered after it too.
+                if any(clock[PREVIOUS_KERNEL] for clock in learned.values()):
+                    warp.clock[PREVIOUS_KERNEL] = 1
                 self.acquired.setdefault(warp.cluster.index, []).append((warp.id, int(warp.clock[warp.id]), learned))
             # Atomics do not race among themselves; a plain access must be ordered after all of them.
             space.accesses.append((warp.cluster, Access(warp.id, int(warp.clock[warp.id]), warp, "atom.add", self.now)))
