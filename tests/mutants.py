@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +11,10 @@ from mutate import mutant
 from mutations import CONFIGS, Mutation
 
 import autogemm.kernel
-from autogemm.kernel.lower import quick_tracing
+from autogemm.binary import Binary
+from autogemm.compile.toolchain import compile_cuda, usage
+from autogemm.kernel.generate import generate
+from autogemm.kernel.lower import cuda_text, kernel_params, quick_tracing
 from autogemm.manifest import evaluate
 from autogemm.results import CheckReport, Level
 from autogemm.simulate.check import check_primfunc, exercising_shape, integer_inputs
@@ -51,3 +56,20 @@ def run(mutation: Mutation, folder: Path, *, level: Level, seeds: tuple[int, ...
 def found(report: CheckReport) -> str:
     """Return as what a fault was found (``deadlock, race``), or an empty string."""
     return ", ".join(sorted({f.kind for f in report.findings}))
+
+
+def binary(mutation: Mutation, folder: Path) -> tuple[Binary, str]:
+    """Return the faulty kernel compiled, to be launched as the sound one is, and the assembler's advisory on wgmma, if any."""
+    text = source_of(mutation)
+    module = mutant(_FILES[mutation.arch_name], [(text, mutation.apply(text))], folder)
+    config = CONFIGS[mutation.config]
+    with quick_tracing():
+        func = module.build(config.binary, "float16")
+    cuda = cuda_text(func, mutation.arch_name)
+    manifest = generate(config, mutation.arch_name).manifest
+    assert [(p.kind, p.name) for p in manifest.params] == kernel_params(cuda, manifest.entry), "launched otherwise"
+    code = compile_cuda(cuda, mutation.arch_name)
+    advisory = re.search(r"\(C75\d\d\)[^\n]*", code.log)
+    named = replace(manifest, generator=f"fault {mutation.config}: {mutation.name}")
+    faulty = Binary(cubin=code.code, usage=usage(code.log), compiler=f"fault {mutation.name}", manifest=named)
+    return faulty, advisory[0] if advisory else ""
