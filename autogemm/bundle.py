@@ -73,6 +73,8 @@ class BundleReport:
     Attributes:
         path: folder or zip file.
         cublas: shapes whose row says that cuBLAS is faster; they carry no kernel.
+        cublaslt: shapes whose row names an algorithm of cuBLASLt. They need no kernel; one that is compiled already and beats
+            torch.matmul goes along for hosts with another version of the library.
         missing: shapes without a row; they run torch.matmul.
         bytes: size on disk.
     """
@@ -81,6 +83,7 @@ class BundleReport:
     rows: int
     kernels: int
     cublas: tuple[str, ...]
+    cublaslt: tuple[str, ...]
     missing: tuple[str, ...]
     bytes: int
     sha256: str
@@ -108,7 +111,7 @@ def make_bundle(
     rows, missing = _rows(problems, device, database, sm_count)
     if not rows:
         raise NothingFound(f"no row for {device.gpu} to bundle; tune first: autogemm tune --shape MxNxK")
-    binaries = _kernels([row for row in rows if row.choice == "autogemm"], compiling, workers)
+    binaries = _kernels(rows, compiling, workers)
     files = {f"kernels/{b.name}{suffix}": content for b in binaries for suffix, content in _parts(b)}
     files |= loader_files()
     index = _index(rows, files)
@@ -120,6 +123,7 @@ def make_bundle(
     return BundleReport(
         path=out, rows=len(rows), kernels=len(binaries), missing=tuple(missing),
         cublas=tuple(row.key.problem.shape for row in rows if row.choice == "cublas"),
+        cublaslt=tuple(row.key.problem.shape for row in rows if row.choice == "cublaslt"),
         bytes=sum(map(len, files.values())), sha256=hashlib.sha256(index).hexdigest(),
     )  # fmt: skip
 
@@ -221,10 +225,11 @@ def _rows(
 
 
 def _kernels(rows: Sequence[Row], compiling: bool, workers: int | None) -> list[Binary]:
-    """Return the kernels of ``rows``, each once, by name."""
+    """Return the kernels that ``rows`` need, and those at hand that may take the place of an algorithm; each once, by name."""
     from .loading import compile_rows
 
-    needed = {kernel_key(row): row for row in rows}
+    needed = {kernel_key(row): row for row in rows if row.choice == "autogemm"}
+    spare = {kernel_key(row) for row in rows if row.choice == "cublaslt" and row.fallback == "autogemm"} - needed.keys()
     for key, row in needed.items():
         broken = violations(row.config, row.key.arch, row.key.problem)
         if broken:
@@ -246,6 +251,7 @@ def _kernels(rows: Sequence[Row], compiling: bool, workers: int | None) -> list[
             if outcome.binary is None:
                 raise InputError(f"the kernel of {row.key} can't be had as it was measured: {outcome.reason}")
             found[key] = outcome.binary
+    found |= {key: store.find(key).binary for key in spare}
     return sorted({b.name: b for b in found.values() if b is not None}.values(), key=lambda b: b.name)
 
 

@@ -31,14 +31,16 @@ class Candidate:
     source: str
 
     def __str__(self) -> str:
-        ratio = self.row.ratio()
+        ratio, library = self.row.ratio(), self.row.ratio("cublaslt")
         what = "predicted" if ratio is None else f"{ratio:.3f} x cuBLAS"
+        if library is not None:
+            what += f", cuBLASLt's algorithm {library:.3f}"
         return f"{self.row.config.id} ({what}, {self.row.provenance.date}) from {self.source}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conflict:
-    """Rows of one key that disagree on the Config, on its status or on whether cuBLAS is faster.
+    """Rows of one key that disagree on the Config, on its status or on what runs.
 
     Attributes:
         kept: the row that stays.
@@ -71,15 +73,16 @@ class MergeReport:
 def better(one: Row, other: Row) -> Row:
     """Return which of two Rows of one key has the better evidence.
 
-    Measured before predicted; of two measured ones, the higher median of paired cuBLAS/kernel ratios, since times of different
-    runs do not compare; of two predicted ones, the later. What is still equal is decided by date, then content: a total order.
+    Measured before predicted; of two measured ones, the higher median of paired ratios to cuBLAS, the kernel's or that of
+    cuBLASLt's algorithm, since times of different runs do not compare; of two predicted ones, the later. What is still equal is
+    decided by date, then content: a total order.
     """
     return max(one, other, key=_merit)
 
 
 def _merit(row: Row) -> tuple[Any, ...]:
     ratio = row.ratio()
-    return (ratio is not None, ratio or 0.0, *_recency(row))
+    return (ratio is not None, max(ratio or 0.0, row.ratio("cublaslt") or 0.0), *_recency(row))
 
 
 def _recency(row: Row) -> tuple[Any, ...]:
@@ -135,7 +138,11 @@ def merge(sources: Sequence[Database], into: Database, *, prefer: Preference = "
 
 
 def _disagree(one: Row, other: Row) -> bool:
-    return (one.config, one.status, one.choice) != (other.config, other.status, other.choice)
+    return _answer(one) != _answer(other)
+
+
+def _answer(row: Row) -> tuple[Any, ...]:
+    return (row.config, row.status, row.choice, row.cublaslt.algorithm if row.cublaslt and row.choice == "cublaslt" else None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -198,6 +205,9 @@ def _changes(one: Row, other: Row) -> tuple[str, ...]:
         what.append(f"{one.status} -> {other.status}")
     if one.choice != other.choice:
         what.append(f"runs {one.choice} -> {other.choice}")
+    old_algorithm, new_algorithm = (None if r.cublaslt is None else r.cublaslt.algorithm for r in (one, other))
+    if old_algorithm != new_algorithm:
+        what.append(f"algorithm {old_algorithm} -> {new_algorithm}")
     was, now = one.ratio(), other.ratio()
     if was != now and was is not None and now is not None:
         what.append(f"{was:.3f} -> {now:.3f} x cuBLAS")
@@ -251,7 +261,8 @@ def prune(
 
 _COLUMNS: Final = (
     "gpu", "arch", "sm_count", "dtype", "layout", "epilogue", "m", "n", "k", "status", "choice", "config_id", "time_us",
-    "tflops", "ratio_to_cublas", "spread", "ratio_cold", "generator", "driver", "torch", "date",
+    "tflops", "ratio_to_cublas", "spread", "ratio_cold", "cublaslt_us", "cublaslt_ratio_to_cublas", "cublaslt_ratio_cold",
+    "cublaslt_algorithm", "cublaslt_version", "generator", "driver", "torch", "date",
 )  # fmt: skip
 
 
@@ -274,17 +285,25 @@ def export(rows: Iterable[Row], form: ExportFormat = "csv") -> str:
 
 
 def _record(row: Row) -> dict[str, Any]:
-    key, ratio, spread, cold = row.key, row.ratio(), row.spread(), row.ratio(cold=True)
+    key, library = row.key, row.cublaslt
     values: dict[str, Any] = {
         "gpu": key.gpu, "arch": key.arch, "sm_count": key.sm_count, "dtype": key.dtype, "layout": key.layout,
         "epilogue": key.epilogue, "m": key.m, "n": key.n, "k": key.k, "status": row.status, "choice": row.choice,
         "config_id": row.config.id, "time_us": round(row.time_s * 1e6, 3),
         "tflops": round(key.problem.flops / row.time_s / 1e12, 1),
-        "ratio_to_cublas": None if ratio is None else round(ratio, 4), "spread": None if spread is None else round(spread, 4),
-        "ratio_cold": None if cold is None else round(cold, 4), "generator": row.provenance.generator,
+        "ratio_to_cublas": _four(row.ratio()), "spread": _four(row.spread()), "ratio_cold": _four(row.ratio(cold=True)),
+        "cublaslt_us": None if library is None else round(library.time_s * 1e6, 3),
+        "cublaslt_ratio_to_cublas": _four(row.ratio("cublaslt")),
+        "cublaslt_ratio_cold": _four(row.ratio("cublaslt", cold=True)),
+        "cublaslt_algorithm": None if library is None else library.algorithm.name,
+        "cublaslt_version": None if library is None else library.algorithm.version, "generator": row.provenance.generator,
         "driver": row.provenance.driver, "torch": row.provenance.torch, "date": row.provenance.date,
     }  # fmt: skip
     return {**values, **row.config.to_knobs()}
+
+
+def _four(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
 
 
 # A step turns a database document of one schema into one of the next: {1: step} leads from 1 to 2.

@@ -10,16 +10,17 @@ from __future__ import annotations
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal
 
+from .algorithm import Algorithm
 from .arch import ArchName
 from .config import Config, named_config
 from .constraints import problem_violations, violations
 from .device import Device
 from .errors import InputError
 from .problem import Problem
-from .record import Key, Row
+from .record import Choice, Key, Row
 from .resources import geometry
 
 Source = Literal["exact", "nearest", "default", "torch"]
@@ -40,7 +41,7 @@ class Notice:
     """One reason why rows are skipped or doubted on a device.
 
     Attributes:
-        cause: stable identifier (``sm-count``, ``gpu``, ``environment``).
+        cause: stable identifier (``sm-count``, ``gpu``, ``environment``, ``cublaslt``).
         text: what, which rows, why and what to do next.
         rows: how many rows it concerns.
         skipped: False if the rows are used all the same.
@@ -60,13 +61,14 @@ class Decision:
         source: ``exact``, ``nearest``, ``default`` or ``torch`` (cuBLAS through torch.matmul).
         problem: what was asked; None if the tensors pose no Problem.
         arch: of the device, None if no kernels are generated for it.
-        config: what to launch; None for ``torch``.
+        config: kernel to launch; None if another thing runs.
+        algorithm: cuBLASLt algorithm to run; None if another thing runs.
         row: the Row that was decisive, also where it says that cuBLAS is faster; None if none was.
         status: ``measured`` or ``predicted`` for the row's evidence, ``none`` without a row.
         slowdown_bound: most by which the pick's time may exceed cuBLAS's, as a ratio of times; the measured ratio for an
             exact Row, a bound from the neighbours for a nearest one, None where nothing was measured.
-        regret_bound: most by which the pick may be slower than the best of the tuned Configs and cuBLAS, as a fraction
-            of that time; None where no measurement bounds it.
+        regret_bound: most by which the pick may be slower than the best of the tuned Configs, cuBLAS and its algorithms, as a
+            fraction of that time; None where no measurement bounds it.
         sm_count: SMs the kernel is launched on.
         reason: a sentence for people.
     """
@@ -77,9 +79,22 @@ class Decision:
     sm_count: int
     arch: ArchName | None = None
     config: Config | None = None
+    algorithm: Algorithm | None = None
     row: Row | None = None
     slowdown_bound: float | None = None
     regret_bound: float | None = None
+
+    @property
+    def runs(self) -> Choice:
+        """``autogemm`` for the kernel of ``config``, ``cublaslt`` for ``algorithm``, ``cublas`` for torch.matmul."""
+        return "autogemm" if self.config is not None else "cublas" if self.algorithm is None else "cublaslt"
+
+    @property
+    def what(self) -> str:
+        """Name of what runs, for people."""
+        if self.algorithm is not None:
+            return str(self.algorithm)
+        return "torch.matmul" if self.config is None else self.config.id
 
     @property
     def status(self) -> Literal["measured", "predicted", "none"]:
@@ -89,22 +104,23 @@ class Decision:
     def to_json(self) -> dict[str, Any]:
         """Return a JSON-ready dict; the row is named by its key."""
         return {
-            "source": self.source, "problem": None if self.problem is None else str(self.problem), "arch": self.arch,
+            "source": self.source, "runs": self.runs, "problem": None if self.problem is None else str(self.problem),
+            "arch": self.arch,
             "config": None if self.config is None else self.config.to_knobs(),
             "config_id": None if self.config is None else self.config.id,
+            "algorithm": None if self.algorithm is None else asdict(self.algorithm),
             "row": None if self.row is None else str(self.row.key), "status": self.status,
             "slowdown_bound": self.slowdown_bound, "regret_bound": self.regret_bound,
             "sm_count": self.sm_count, "reason": self.reason,
         }  # fmt: skip
 
     def __str__(self) -> str:
-        runs = "torch.matmul" if self.config is None else self.config.id
-        return f"{self.problem or 'no problem'}: {self.source} -> {runs}: {self.reason}"
+        return f"{self.problem or 'no problem'}: {self.source} -> {self.what}: {self.reason}"
 
     def instead(self, reason: str, sm_count: int) -> Decision:
         """Return torch.matmul in place of this pick, which can't be carried out here for ``reason``."""
         return replace(
-            self, source="torch", config=None, slowdown_bound=None, regret_bound=None, sm_count=sm_count,
+            self, source="torch", config=None, algorithm=None, slowdown_bound=None, regret_bound=None, sm_count=sm_count,
             reason=f"{reason} (it would be {self.source}: {self.reason})",
         )  # fmt: skip
 
@@ -155,7 +171,8 @@ def screen(table: Table, device: Device) -> tuple[Notice, ...]:
     """Return what is wrong with ``table`` on ``device``, one Notice per cause.
 
     Rows of another SM count, and of another GPU where this one has none, are skipped. Rows measured under another driver,
-    torch or power limit are used, since their kernels are the same, but what they are compared with may have changed.
+    torch or power limit are used, since their kernels are the same, but what they are compared with may have changed. Of rows
+    that name an algorithm of another cuBLASLt, only the kernels are used.
     """
     if device.arch is None or not table.by_key:
         return ()
@@ -192,7 +209,28 @@ def screen(table: Table, device: Device) -> tuple[Notice, ...]:
                 text=f"{_names(concerned)} used, though not measured under these conditions: {what}; run autogemm verify",
             )
         )  # fmt: skip
+    estranged = [row for row in own if row.choice == "cublaslt" and strange(row, device)]
+    if estranged:
+        versions = ", ".join(sorted({str(row.cublaslt.algorithm.version) for row in estranged if row.cublaslt is not None}))
+        notices.append(
+            Notice(
+                cause="cublaslt", rows=len(estranged), skipped=False,
+                text=f"{_names(estranged)} used without the cuBLASLt algorithms that they name, of version {versions}; "
+                f"the library here {_here(device)}; their kernels or torch.matmul run; run autogemm verify, or tune again",
+            )
+        )  # fmt: skip
     return tuple(notices)
+
+
+def strange(row: Row, device: Device) -> str:
+    """Return why the cuBLASLt algorithm that a Row holds can't be run on ``device``; empty if it can, as far as is known."""
+    if row.cublaslt is None or device.cublaslt in (None, row.cublaslt.algorithm.version):
+        return ""
+    return f"its cuBLASLt algorithm is of version {row.cublaslt.algorithm.version}, the library here {_here(device)}"
+
+
+def _here(device: Device) -> str:
+    return f"is version {device.cublaslt}" if device.cublaslt else "is missing"
 
 
 def drift(row: Row, device: Device) -> tuple[str, ...]:
@@ -213,14 +251,16 @@ def _names(rows: list[Row]) -> str:
 
 
 def decide(
-    problem: Problem, device: Device, table: Table, *, sm_count: int | None = None, dense: bool = True, unmeasured: bool = False
-) -> Decision:
+    problem: Problem, device: Device, table: Table, *, sm_count: int | None = None, dense: bool = True,
+    unmeasured: bool = False, without: str = "",
+) -> Decision:  # fmt: skip
     """Return what ``problem`` should run on ``device``.
 
     Args:
         sm_count: SM budget; None for the whole GPU.
         dense: False if a row stride exceeds the row, which no Row was measured with.
         unmeasured: run predicted rows, neighbours and the default Config without a measurement that backs them.
+        without: why the cuBLASLt algorithm that a Row names can't be run, where the caller has found so.
 
     Raises:
         InputError: ``sm_count`` is no integer from 1 to the device's.
@@ -235,7 +275,7 @@ def decide(
     key = Key.of(problem, arch=device.arch, gpu=device.gpu, sm_count=budget)
     exact = table.by_key.get(key)
     picks = [
-        _from_exact(exact, to_torch, problem, budget) if exact is not None else None,
+        _from_exact(exact, to_torch, problem, device, budget, dense, without) if exact is not None else None,
         None if exact is not None and exact.status == "measured" else _from_neighbours(key, table, to_torch, problem),
     ]
     measured = next((pick for pick in picks if pick is not None and pick.status == "measured"), None)
@@ -268,22 +308,43 @@ def sm_budget(sm_count: int | None, device: Device) -> int:
     return sm_count
 
 
-def _from_exact(row: Row, to_torch: Decision, problem: Problem, budget: int) -> Decision | None:
+def _from_exact(
+    row: Row, to_torch: Decision, problem: Problem, device: Device, budget: int, dense: bool, without: str
+) -> Decision | None:
     """Return the decision a Row for exactly this question makes, None if it is no measured one."""
+    aside = ""
+    if row.choice == "cublaslt":
+        assert row.cublaslt is not None
+        if not dense:
+            without = without or "its cuBLASLt algorithm is for dense rows"
+        elif budget < device.sm_count:
+            without = without or "its cuBLASLt algorithm keeps to no SM budget"
+        without = without or strange(row, device)
+        ratio = row.ratio("cublaslt")
+        if not without and ratio is not None:
+            return replace(
+                to_torch, source="exact", row=row, algorithm=row.cublaslt.algorithm, slowdown_bound=1 / ratio, regret_bound=0.0,
+                reason=f"cuBLASLt's algorithm {_measured(row, 'cublaslt')}, the best kernel {_measured(row, 'autogemm')}",
+            )  # fmt: skip
+        aside = f"; {without}"
     refused = _refusal(row, problem, budget)
     if refused:
-        return replace(to_torch, row=row, reason=f"the row for this shape is unusable: {refused}") if row.measurement else None
+        reason = f"the row for this shape is unusable: {refused}{aside}"
+        return replace(to_torch, row=row, reason=reason) if row.measurement else None
     ratio = row.ratio()
     if ratio is None:
         return None
-    spread = row.spread()
-    what = f"measured {ratio:.3f} ± {spread:.3f} x cuBLAS on this shape"
-    if row.choice == "cublas":
+    what = f"{_measured(row, 'autogemm')} on this shape{aside}"
+    if row.fallback == "cublas":
         return replace(to_torch, row=row, slowdown_bound=1.0, reason=f"cuBLAS is faster: the best kernel {what}")
     return replace(
         to_torch, source="exact", row=row, config=row.config, sm_count=budget, slowdown_bound=1 / ratio,
         regret_bound=row.race.regret if row.race is not None else None, reason=what,
     )  # fmt: skip
+
+
+def _measured(row: Row, choice: Choice) -> str:
+    return f"measured {row.ratio(choice):.3f} ± {row.spread(choice):.3f} x cuBLAS"
 
 
 def _refusal(row: Row, problem: Problem, budget: int) -> str:
@@ -308,14 +369,14 @@ def _from_neighbours(key: Key, table: Table, to_torch: Decision, problem: Proble
         if row.key.gpu == key.gpu and row.key.sm_count == key.sm_count and row.measurement is not None
     ]  # fmt: skip
     above = [
-        row for row in same if _within(key, row.key) and row.choice == "autogemm" and not _refusal(row, problem, key.sm_count)
+        row for row in same if _within(key, row.key) and row.fallback == "autogemm" and not _refusal(row, problem, key.sm_count)
     ]
     below = [row for row in same if _within(row.key, key)]
     if not above or not below:
         return None
     upper = min(above, key=lambda row: (row.time_s, row.config.id))
     lower = max(below, key=lambda row: (_baseline_s(row), row.key.problem.shape))
-    best = max(min(row.time_s, _baseline_s(row)) for row in below)
+    best = max(min(row.time_s, _baseline_s(row), *([row.cublaslt.time_s] if row.cublaslt else [])) for row in below)
     longest_s, baseline_s = upper.time_s * (1 + TRANSFER_SLACK), _baseline_s(lower)
     if longest_s > baseline_s:
         return None
@@ -347,7 +408,7 @@ def _unmeasured(
         whole = table.by_key.get(replace(key, sm_count=device.sm_count))
         if (
             whole is not None
-            and whole.choice == "autogemm"
+            and whole.fallback == "autogemm"
             and whole.measurement
             and not _refusal(whole, problem, key.sm_count)
         ):

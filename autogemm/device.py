@@ -19,6 +19,7 @@ class Device:
         driver: driver version, None where unknown.
         torch: version of torch, and with it of the cuBLAS that kernels are compared with; None where unknown.
         power_limit_w: board power limit, None where unknown.
+        cublaslt: version of the cuBLASLt library (cublasLtGetVersion()), 0 where there is none, None where unknown.
     """
 
     arch: ArchName | None
@@ -28,6 +29,7 @@ class Device:
     driver: str | None = None
     torch: str | None = None
     power_limit_w: float | None = None
+    cublaslt: int | None = None
 
     @classmethod
     def of_gpu(cls, slug: str) -> Device:

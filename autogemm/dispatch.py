@@ -1,7 +1,8 @@
 """From tensors to a kernel: ``matmul`` looks up what was decided for the problem and launches it, or calls torch.matmul.
 
-Nothing here compiles, times or synchronizes. The first call of a kind reads rows and loads a cubin that was compiled before;
-later calls are one dict look-up, a few checks and a launch. Whatever no kernel can take, or nothing measured supports, runs
+What is launched is a generated kernel, or an algorithm of cuBLASLt that a row names. Nothing here compiles, times, searches or
+synchronizes. The first call of a kind reads rows and loads a cubin that was compiled before, or restores the algorithm; later
+calls are one dict look-up, a few checks and a launch. Whatever no kernel can take, or nothing measured supports, runs
 torch.matmul with its result or its error; ``explain`` says which and why.
 """
 
@@ -11,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -18,18 +20,18 @@ import torch
 from torch.autograd import forward_ad
 
 from . import torch_ops
-from .arch import ArchName, gpu_slug
+from .algorithm import Algorithm
+from .arch import ArchName
 from .binary import Binary
 from .config import LaunchKnobs
+from .cuda_machine import ARCH_OF, CudaMachine
 from .database import Database
 from .decision import Decision, Notice, Table, decide, screen
 from .device import Device
 from .errors import AutogemmError, DatabaseError, InputError
 from .kernel_store import ChainedKernels, FolderKernels, Found, KernelKey, KernelSource, MemoryKernels, choose
-from .measure.nvml import open_nvml, pci_bus_id
 from .problem import Problem
 from .record import Row
-from .runtime.launcher import Kernel
 from .runtime.machine import Launch, Machine
 from .runtime.operands import ALIGNMENT_BYTES, DTYPES, describe, takes_out
 from .settings import allow_unmeasured
@@ -42,42 +44,10 @@ MAX_REPEATS: Final = 4096
 # What tensors without addresses or strides (sparse, nested) raise when asked for them, and an ``out`` that is no tensor.
 _NO_STRIDES: Final = (NotImplementedError, RuntimeError, AttributeError)
 _PLAIN: Final = (torch.Tensor, torch.nn.Parameter)
-_ARCH_OF: Final[dict[tuple[int, int], ArchName]] = {(9, 0): "sm_90a", (10, 0): "sm_100a"}
 
 
 class AutogemmWarning(UserWarning):
     """Rows or kernels that are skipped or doubted; said once per cause and process."""
-
-
-class CudaMachine:
-    """The GPUs of this host, through torch and the CUDA driver."""
-
-    device_type = "cuda"
-
-    def __init__(self) -> None:
-        self._devices: dict[int, Device] = {}
-
-    def device(self, index: int) -> Device:
-        """Return what a decision must know of GPU ``index``."""
-        if index not in self._devices:
-            properties = torch.cuda.get_device_properties(index)
-            bus = pci_bus_id(index)
-            nvml = open_nvml(bus) if bus is not None else None
-            self._devices[index] = Device(
-                arch=_ARCH_OF.get((properties.major, properties.minor)), gpu=gpu_slug(properties.name),
-                sm_count=properties.multi_processor_count, name=properties.name, torch=str(torch.__version__),
-                driver=nvml.driver_version() if nvml is not None else None,
-                power_limit_w=nvml.power_limit_w() if nvml is not None else None,
-            )  # fmt: skip
-        return self._devices[index]
-
-    def load(self, binary: Binary, index: int) -> Launch:
-        """Return ``binary`` loaded on GPU ``index``."""
-        return Kernel(binary, index)
-
-    def capturing(self) -> bool:
-        """Return whether the current stream is being captured into a CUDA graph."""
-        return torch.cuda.is_current_stream_capturing()
 
 
 class CompilerCache:
@@ -87,7 +57,7 @@ class CompilerCache:
         """Return the kernel of ``key``."""
         from .compile.compiler import cached_binary
 
-        if key.arch not in _ARCH_OF.values():
+        if key.arch not in ARCH_OF.values():
             return Found(binary=None, reason=f"no kernels are generated for {key.arch}")
         try:
             binary = cached_binary(key.config, cast(ArchName, key.arch), key.dtype)
@@ -97,11 +67,15 @@ class CompilerCache:
 
 
 _DEFAULT_LAUNCH: Final = LaunchKnobs()
+_UNPREPARED: Final = "its kernel was not loaded before the capture of the CUDA graph began; call autogemm.prepare before"
 
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What calls with tensors of one kind (sizes, strides, types, devices) do: launch ``kernel``, or torch.matmul if None."""
+    """What calls with tensors of one kind (sizes, strides, types, devices) do: launch ``kernel``, or torch.matmul if None.
+
+    ``kernel`` may be an algorithm of cuBLASLt.
+    """
 
     kernel: Launch | None
     decision: Decision
@@ -142,6 +116,7 @@ class Dispatcher:
         self._kinds: dict[tuple[Any, ...], _Kind] = {}
         self._repeats: dict[tuple[Any, ...], _Repeat] = {}
         self._loaded: dict[tuple[KernelKey, int], Launch] = {}
+        self._restored: dict[tuple[Algorithm, Problem, int], Launch] = {}
         self._lock = threading.RLock()
         self._told: set[tuple[str, str]] = set()
 
@@ -193,7 +168,7 @@ class Dispatcher:
             return _no_problem("kernels take strided tensors")
         key = (a.shape, b.shape, a.stride(), b.stride(), a.dtype, b.dtype, a.device, b.device, sm_count)
         decision = (self._kinds.get(key) or self._kind(key, a, b, sm_count)).decision
-        if decision.config is not None and (a.data_ptr() | b.data_ptr()) % ALIGNMENT_BYTES:
+        if decision.runs != "cublas" and (a.data_ptr() | b.data_ptr()) % ALIGNMENT_BYTES:
             return decision.instead("an operand does not start at a multiple of 16 bytes, which TMA needs", decision.sm_count)
         return decision
 
@@ -258,41 +233,55 @@ class Dispatcher:
             return _Kind(None, _no_problem(asked.reason)), True
         index = a.get_device()
         decision, lasting = self._resolve(asked.problem, index, sm_count, dense=asked.dense)
-        if decision.config is None:
+        if decision.runs == "cublas":
             return _Kind(None, decision), lasting
-        return (
-            _Kind(
-                self._loaded[_kernel_key(decision), index], decision, shape=(asked.problem.m, asked.problem.n),
-                launch=decision.config.launch, sm_count=decision.sm_count,
-            ),
-            True,
-        )  # fmt: skip
+        shape = (asked.problem.m, asked.problem.n)
+        if decision.algorithm is not None:
+            return _Kind(self._restored[decision.algorithm, asked.problem, index], decision, shape=shape), True
+        assert decision.config is not None
+        kernel = self._loaded[_kernel_key(decision), index]
+        return _Kind(kernel, decision, shape=shape, launch=decision.config.launch, sm_count=decision.sm_count), True
 
     def _resolve(self, problem: Problem, index: int, sm_count: int | None, *, dense: bool) -> tuple[Decision, bool]:
-        """Return the decision that can be carried out now, and whether it stays so. Its kernel, if any, is loaded."""
+        """Return the decision that can be carried out now, its kernel or algorithm loaded, and whether it stays so."""
         with self._lock:
             device = self.machine.device(index)
             self._tell(device.gpu, screen(self.table, device))
-            decision = decide(
-                problem, device, self.table, sm_count=sm_count, dense=dense, unmeasured=self.unmeasured
-            )  # fmt: skip
-            if decision.config is None or (_kernel_key(decision), index) in self._loaded:
+            ask = partial(decide, problem, device, self.table, sm_count=sm_count, dense=dense, unmeasured=self.unmeasured)
+            decision = ask()
+            if decision.algorithm is None:
+                return self._with_kernel(decision, problem, index, device)
+            key = (decision.algorithm, problem, index)
+            if key in self._restored:
                 return decision, True
             if self.machine.capturing():
-                reason = "its kernel was not loaded before the capture of the CUDA graph began; call autogemm.prepare before"
-                return decision.instead(reason, device.sm_count), False
-            found = self.kernels.find(_kernel_key(decision))
-            if found.binary is None:
-                text = f"tuned rows of {device.gpu} can't be used, so torch.matmul runs; first met at {problem}: {found.reason}"
-                self._tell(device.gpu, [Notice(cause="kernel", text=text, rows=1, skipped=True)])
-                return decision.instead(found.reason, device.sm_count), True
+                return decision.instead(_UNPREPARED, device.sm_count), False
             try:
-                self._loaded[_kernel_key(decision), index] = self.machine.load(found.binary, index)
+                self._restored[key] = self.machine.restore(*key)
             except AutogemmError as error:
-                text = f"the kernel of {problem} can't be loaded, so torch.matmul runs: {error}"
-                self._tell(device.gpu, [Notice(cause="load", text=text, rows=1, skipped=True)])
-                return decision.instead(str(error), device.sm_count), True
+                text = f"the cuBLASLt algorithm of {problem} can't be used, so its kernel or torch.matmul runs: {error}"
+                self._tell(device.gpu, [Notice(cause="algorithm", text=text, rows=1, skipped=True)])
+                return self._with_kernel(ask(without=str(error)), problem, index, device)
             return decision, True
+
+    def _with_kernel(self, decision: Decision, problem: Problem, index: int, device: Device) -> tuple[Decision, bool]:
+        """Return ``decision`` with its kernel loaded, or torch.matmul; and whether it stays so."""
+        if decision.config is None or (_kernel_key(decision), index) in self._loaded:
+            return decision, True
+        if self.machine.capturing():
+            return decision.instead(_UNPREPARED, device.sm_count), False
+        found = self.kernels.find(_kernel_key(decision))
+        if found.binary is None:
+            text = f"tuned rows of {device.gpu} can't be used, so torch.matmul runs; first met at {problem}: {found.reason}"
+            self._tell(device.gpu, [Notice(cause="kernel", text=text, rows=1, skipped=True)])
+            return decision.instead(found.reason, device.sm_count), True
+        try:
+            self._loaded[_kernel_key(decision), index] = self.machine.load(found.binary, index)
+        except AutogemmError as error:
+            text = f"the kernel of {problem} can't be loaded, so torch.matmul runs: {error}"
+            self._tell(device.gpu, [Notice(cause="load", text=text, rows=1, skipped=True)])
+            return decision.instead(str(error), device.sm_count), True
+        return decision, True
 
     def _tell(self, gpu: str, notices: Iterable[Notice]) -> None:
         for notice in notices:
@@ -395,8 +384,9 @@ def refresh() -> None:
 def matmul(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor | None = None, *, sm_count: int | None = None) -> torch.Tensor:
     """Return ``a @ b`` with the meaning, result type and errors of torch.matmul.
 
-    A generated kernel runs where a measurement supports it: ``a`` [M, K] with K contiguous, ``b`` [K, N] with K contiguous (the
-    transpose of a dense [N, K]), both float16 or bfloat16, on a GPU with tuned rows and their compiled kernels. Anything else
+    A generated kernel, or the cuBLASLt algorithm that a row names, runs where a measurement supports it: ``a`` [M, K] with K
+    contiguous, ``b`` [K, N] with K contiguous (the transpose of a dense [N, K]), both float16 or bfloat16, on a GPU with tuned
+    rows and their compiled kernels. Anything else
     (other layouts, types, ranks, devices) is torch.matmul. Accumulates in float32. Differentiable.
 
     Args:

@@ -43,7 +43,8 @@ class Gain:
 
     Attributes:
         tokens: rows of the layer's input, M.
-        ratio: measured cuBLAS time / kernel time; None if it is the bound of a neighbour that speaks for the shape.
+        ratio: measured time of cuBLAS over that of what runs, a kernel or an algorithm of cuBLASLt; None if it is the bound of
+            a neighbour that speaks for the shape.
         reason: the decision's.
     """
 
@@ -115,10 +116,11 @@ _NOT_PLAIN: Final = "not a plain nn.Linear"
 
 
 def patch(model: torch.nn.Module, *, tokens: Sequence[int] | None = None, using: Dispatcher | None = None) -> PatchReport:
-    """Swap the nn.Linear layers of ``model`` for which a measured kernel beats cuBLAS, in place, and report on each layer.
+    """Swap the nn.Linear layers of ``model`` for which something measured beats torch's cuBLAS, in place; report on each layer.
 
-    A swapped layer keeps its parameters, hooks, name and state_dict; a shape for which nothing was measured still runs cuBLAS.
-    Call it after the model is on its device in its type, and before torch.compile. Kernels of the gaining shapes are loaded.
+    That is a kernel, or an algorithm of cuBLASLt that a row names. A swapped layer keeps its parameters, hooks, name and
+    state_dict; a shape for which nothing was measured still runs torch's. Call it after the model is on its device in its type,
+    and before torch.compile. Kernels of the gaining shapes are loaded.
 
     Args:
         tokens: rows of the layers' inputs (batch times sequence) that matter; by default all that were tuned.
@@ -187,8 +189,8 @@ def _gains(
     found, reasons = [], []
     for m in sorted(tuned if tokens is None else set(tokens)):
         decision = chosen.decide(Problem(m=m, n=n, k=k, dtype=dtype), index)
-        if decision.config is not None and decision.status == "measured":
-            ratio = decision.row.ratio() if decision.source == "exact" and decision.row is not None else None
+        if decision.runs != "cublas" and decision.status == "measured":
+            ratio = decision.row.ratio(decision.runs) if decision.source == "exact" and decision.row is not None else None
             found.append(Gain(tokens=m, ratio=ratio, reason=decision.reason))
         else:
             reasons.append(f"M={m}: {decision.reason}")

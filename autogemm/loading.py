@@ -121,7 +121,7 @@ def _device(arch_name: str | None) -> Device:
         import torch
 
         if torch.cuda.is_available():
-            from .dispatch import CudaMachine
+            from .cuda_machine import CudaMachine
 
             here = CudaMachine().device(torch.cuda.current_device())
             if here.arch is not None:
@@ -162,7 +162,7 @@ def _binary(config: Config, arch_name: ArchName, problem: Problem, row: Row | No
 def compile_rows(rows: Iterable[Row], *, workers: int | None = None) -> Iterator[tuple[Row, Binary | AutogemmError]]:
     """Compile the kernels of ``rows`` and keep them where dispatch finds them; yield each Row with its Binary, or why not.
 
-    Rows whose measurement favours cuBLAS need none and are left out.
+    Rows whose measurement favours cuBLAS, or an algorithm of cuBLASLt, need none and are left out.
 
     Raises:
         MissingDependency: a kernel must be compiled, and TVM or the compiler is not installed.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from .cuda_machine import CudaMachine
 from .device import Device
-from .dispatch import CudaMachine
 from .errors import InputError
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 import math
 import re
 import statistics
-import types
 import typing
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass, replace
-from functools import lru_cache
-from typing import Any, Final, Literal, TypeVar
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, Literal
 
+from .algorithm import Algorithm
 from .arch import ARCH_NAMES, ArchName
 from .config import Config
+from .decoding import decode
 from .errors import InputError
 from .problem import Epilogue, Layout, Problem
 from .results import CheckReport, Measurement, Prediction, Samples
@@ -24,13 +24,17 @@ from .results import CheckReport, Measurement, Prediction, Samples
 SCHEMA: Final = 1
 
 Status = Literal["measured", "predicted"]
-Choice = Literal["autogemm", "cublas"]
+# What dispatch runs: the Row's kernel, torch.matmul, or the cuBLASLt algorithm that the Row names.
+Choice = Literal["autogemm", "cublas", "cublaslt"]
+
+# A cuBLASLt algorithm runs where it is faster than torch.matmul and than the kernel by more than this, the difference below
+# which a race counts two candidates as equal (search.race.Rules.margin). Within it, the simpler one runs.
+ALGORITHM_MARGIN: Final = 0.003
 
 # Samples are kept to this many significant digits: 0.05 % at worst, below the resolution of a timing, a third of the text.
 SIGNIFICANT_DIGITS: Final = 4
 
 _SLUG: Final = re.compile(r"[a-z0-9][a-z0-9._-]*")
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,6 +166,28 @@ class RaceRecord:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CublasLtRecord:
+    """The fastest of cuBLASLt's own algorithms on a measured Row's question, timed in the rounds of the Row's Measurement.
+
+    Attributes:
+        tried: algorithms of the search that it came from.
+        warm_s, cold_s: seconds per call; entry i is of the same interleaved round as entry i of Measurement.warm (or cold).
+        relative_error: as in Measurement.
+    """
+
+    algorithm: Algorithm
+    tried: int
+    warm_s: tuple[float, ...]
+    cold_s: tuple[float, ...] | None
+    relative_error: dict[str, float]
+
+    @property
+    def time_s(self) -> float:
+        """Seconds per call: the median warm sample."""
+        return statistics.median(self.warm_s)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Provenance:
     """What made a Row.
 
@@ -192,6 +218,7 @@ class Row:
         provenance: what made it.
         check: verdict of the CPU execution, None if it was switched off.
         race: how a measured Config was chosen.
+        cublaslt: how the best cuBLASLt algorithm did beside it; None where none was timed.
     """
 
     key: Key
@@ -200,6 +227,7 @@ class Row:
     provenance: Provenance
     check: CheckSummary | None = None
     race: RaceRecord | None = None
+    cublaslt: CublasLtRecord | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.evidence, Measurement):
@@ -207,12 +235,14 @@ class Row:
             _require_samples(self.evidence.warm)
             if self.evidence.cold is not None:
                 _require_samples(self.evidence.cold)
+            if self.cublaslt is not None:
+                _require_beside(self.cublaslt, self.evidence)
         else:
             slug = self.evidence.gpu
             if not (math.isfinite(self.evidence.time_s) and self.evidence.time_s > 0):
                 raise InputError(f"a predicted time must be positive, got {self.evidence.time_s}")
-            if self.race is not None:
-                raise InputError("a predicted row can't hold a race: nothing was timed")
+            if self.race is not None or self.cublaslt is not None:
+                raise InputError("a predicted row can't hold a race or a cuBLASLt algorithm: nothing was timed")
         if slug != self.key.gpu:
             raise InputError(f"evidence is for {slug}, the key for {self.key.gpu}")
 
@@ -233,19 +263,23 @@ class Row:
 
     @property
     def time_s(self) -> float:
-        """Seconds per call: the median warm sample, or the predicted time."""
+        """Seconds per call of the kernel: the median warm sample, or the predicted time."""
         if isinstance(self.evidence, Prediction):
             return self.evidence.time_s
         return statistics.median(self.evidence.warm.kernel_s)
 
-    def ratio(self, *, cold: bool = False) -> float | None:
-        """Return the median paired baseline/kernel time ratio (above 1: faster than cuBLAS); None where not measured."""
-        ratios = self._ratios(cold)
+    def ratio(self, of: Choice = "autogemm", *, cold: bool = False) -> float | None:
+        """Return the median paired baseline/kernel time ratio (above 1: faster than cuBLAS); None where not measured.
+
+        Args:
+            of: what to compare in place of the kernel.
+        """
+        ratios = self._ratios(of, cold)
         return statistics.median(ratios) if ratios else None
 
-    def spread(self, *, cold: bool = False) -> float | None:
+    def spread(self, of: Choice = "autogemm", *, cold: bool = False) -> float | None:
         """Return half the interquartile range of the paired ratios; None where not measured."""
-        ratios = self._ratios(cold)
+        ratios = self._ratios(of, cold)
         if not ratios:
             return None
         if len(ratios) < 2:
@@ -255,15 +289,33 @@ class Row:
 
     @property
     def choice(self) -> Choice:
-        """What dispatch should run: ``cublas`` where the kernel was measured slower than it."""
+        """What dispatch should run: the fastest of kernel, torch.matmul and cuBLASLt's algorithm.
+
+        The algorithm only if it leads both by more than ALGORITHM_MARGIN; torch.matmul where the kernel was measured slower.
+        """
+        least = 1 + ALGORITHM_MARGIN
+        ratio = self.ratio("cublaslt")
+        if self.cublaslt is None or ratio is None or ratio <= least or not isinstance(self.evidence, Measurement):
+            return self.fallback
+        lead = [kernel / mine for kernel, mine in zip(self.evidence.warm.kernel_s, self.cublaslt.warm_s, strict=True)]
+        return "cublaslt" if self.fallback == "cublas" or statistics.median(lead) > least else self.fallback
+
+    @property
+    def fallback(self) -> Choice:
+        """What dispatch should run where cuBLASLt's algorithm can't: ``cublas`` if the kernel was measured slower than it."""
         ratio = self.ratio()
         return "cublas" if ratio is not None and ratio < 1 else "autogemm"
 
-    def _ratios(self, cold: bool) -> list[float]:
+    def _ratios(self, of: Choice, cold: bool) -> list[float]:
         if not isinstance(self.evidence, Measurement):
             return []
         samples = self.evidence.cold if cold else self.evidence.warm
-        return [] if samples is None else [b / k for k, b in zip(samples.kernel_s, samples.baseline_s, strict=True)]
+        if samples is None:
+            return []
+        times: tuple[float, ...] | None = {"autogemm": samples.kernel_s, "cublas": samples.baseline_s}.get(of)
+        if of == "cublaslt" and self.cublaslt is not None:
+            times = self.cublaslt.cold_s if cold else self.cublaslt.warm_s
+        return [] if times is None else [b / t for t, b in zip(times, samples.baseline_s, strict=True)]
 
     def rounded(self) -> Row:
         """Return the Row with its samples at the precision that is stored."""
@@ -277,6 +329,11 @@ class Row:
         if self.race is not None:
             finalists = tuple(replace(f, kernel_s=_rounded(f.kernel_s)) for f in self.race.finalists)
             changes["race"] = replace(self.race, finalists=finalists)
+        if self.cublaslt is not None:
+            cold_s = self.cublaslt.cold_s
+            changes["cublaslt"] = replace(
+                self.cublaslt, warm_s=_rounded(self.cublaslt.warm_s), cold_s=None if cold_s is None else _rounded(cold_s)
+            )
         return replace(self, **changes) if changes else self
 
     def to_json(self) -> dict[str, Any]:
@@ -292,12 +349,21 @@ class Row:
             document["summary"] = {
                 "time_us": round(row.time_s * 1e6, 3), "ratio_to_cublas": round(ratio, 4), "spread": round(spread, 4),
             }  # fmt: skip
+            if row.cublaslt is not None:
+                library, spread = row.ratio("cublaslt"), row.spread("cublaslt")
+                assert library is not None and spread is not None
+                document["summary"] |= {
+                    "cublaslt_us": round(row.cublaslt.time_s * 1e6, 3), "cublaslt_ratio_to_cublas": round(library, 4),
+                    "cublaslt_spread": round(spread, 4),
+                }  # fmt: skip
             document["measurement"] = row.evidence.to_json()
         else:
             document["summary"] = {"time_us": round(row.time_s * 1e6, 3)}
             document["prediction"] = row.evidence.to_json()
         document["check"] = None if row.check is None else asdict(row.check)
         document["race"] = None if row.race is None else _race_json(row.race)
+        if row.cublaslt is not None:  # left out otherwise, so that rows without one are what they were
+            document["cublaslt"] = asdict(row.cublaslt)
         document["provenance"] = asdict(row.provenance)
         return document
 
@@ -317,10 +383,11 @@ class Row:
             raise InputError(f"row status must be measured or predicted, got {status!r}")
         kind = "measurement" if status == "measured" else "prediction"
         known = {"schema", "key", "config", "status", "choice", "summary", kind, "check", "race", "provenance"}
-        if set(document) != known:
-            odd = sorted(set(document) ^ known)
+        optional = {"cublaslt"} if status == "measured" else set()
+        odd = sorted((set(document) - optional) ^ known)
+        if odd:
             raise InputError(f"row of status {status} lacks or should not have: {', '.join(odd)}")
-        check, race = document["check"], document["race"]
+        check, race, cublaslt = document["check"], document["race"], document.get("cublaslt")
         row = cls(
             key=decode(Key, document["key"], "key"),
             config=decode(Config, document["config"], "config"),
@@ -329,6 +396,7 @@ class Row:
             else decode(Prediction, document[kind], kind),
             check=None if check is None else decode(CheckSummary, check, "check"),
             race=None if race is None else decode(RaceRecord, race, "race"),
+            cublaslt=None if cublaslt is None else decode(CublasLtRecord, cublaslt, "cublaslt"),
             provenance=decode(Provenance, document["provenance"], "provenance"),
         )
         if document["choice"] != row.choice:
@@ -338,74 +406,24 @@ class Row:
             )
         return row
 
-    def stale(self, *, generator: str | None = None, compiler: str | None = None, driver: str | None = None) -> tuple[str, ...]:
+    def stale(
+        self, *, generator: str | None = None, compiler: str | None = None, driver: str | None = None,
+        cublaslt: int | None = None,
+    ) -> tuple[str, ...]:  # fmt: skip
         """Return why the Row no longer describes what would be built or run now, as sentences; empty if it does.
 
         What is given as None is not compared; a prediction does not depend on the driver.
+
+        Args:
+            cublaslt: version of the cuBLASLt library; compared if the Row holds one of its algorithms.
         """
         was = self.provenance
-        pairs = [("generator", was.generator, generator), ("compiler", was.compiler, compiler)]
+        pairs: list[tuple[str, Any, Any]] = [("generator", was.generator, generator), ("compiler", was.compiler, compiler)]
+        if self.cublaslt is not None:
+            pairs.append(("cublaslt", self.cublaslt.algorithm.version, cublaslt))
         if was.driver is not None:
             pairs.append(("driver", was.driver, driver))
         return tuple(f"{name} was {old}, is {new}" for name, old, new in pairs if new is not None and new != old)
-
-
-def decode(cls: type[_T], document: Any, where: str) -> _T:
-    """Return a dataclass (or Config) from its JSON form, strictly by its type hints.
-
-    Raises:
-        InputError: an unknown, missing or ill-typed field; the message names its path.
-    """
-    return typing.cast(_T, _decode(cls, document, where))
-
-
-@lru_cache(maxsize=64)
-def _hints(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
-
-
-def _decode(hint: Any, value: Any, where: str) -> Any:
-    if hint is Config:
-        if not isinstance(value, dict):
-            raise InputError(f"{where} must be an object of knobs, got {value!r}")
-        return Config.from_knobs(value)
-    if is_dataclass(hint) and isinstance(hint, type):
-        return _decode_dataclass(hint, value, where)
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in args:
-            return None
-        return _decode(next(a for a in args if a is not type(None)), value, where)
-    if origin is Literal:
-        if value not in args or isinstance(value, bool):
-            raise InputError(f"{where} must be one of {', '.join(map(str, args))}, got {value!r}")
-        return value
-    if origin is tuple and isinstance(value, (list, tuple)):
-        kinds = [args[0]] * len(value) if args[-1] is Ellipsis else list(args)
-        if len(kinds) != len(value):
-            raise InputError(f"{where} must have {len(kinds)} entries, got {len(value)}")
-        return tuple(_decode(kind, item, f"{where}[{i}]") for i, (kind, item) in enumerate(zip(kinds, value, strict=True)))
-    if origin is dict and isinstance(value, Mapping):
-        return {str(name): _decode(args[1], item, f"{where}.{name}") for name, item in value.items()}
-    if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not math.isfinite(value):
-            raise InputError(f"{where} must be finite, got {value!r}")
-        return float(value)
-    if hint in (int, str, bool) and type(value) is hint:
-        return value
-    raise InputError(f"{where} has the wrong type: {str(value)[:60]!r}")
-
-
-def _decode_dataclass(cls: type, value: Any, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise InputError(f"{where} must be an object, got {str(value)[:60]!r}")
-    hints = _hints(cls)
-    required = {f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING}
-    unknown, missing = sorted(set(value) - set(hints)), sorted(required - set(value))
-    if unknown or missing:
-        parts = [f"{what} {', '.join(names)}" for what, names in (("lacks", missing), ("has unknown", unknown)) if names]
-        raise InputError(f"{where} {' and '.join(parts)}")
-    return cls(**{name: _decode(hints[name], item, f"{where}.{name}") for name, item in value.items()})
 
 
 def _race_json(race: RaceRecord) -> dict[str, Any]:
@@ -421,6 +439,20 @@ def _require_samples(samples: Samples) -> None:
         )
     if not all(math.isfinite(t) and t > 0 for t in (*samples.kernel_s, *samples.baseline_s)):
         raise InputError("a measured time must be positive and finite")
+
+
+def _require_beside(record: CublasLtRecord, measurement: Measurement) -> None:
+    """Refuse an algorithm's samples that are not of the Measurement's rounds, one for one."""
+    for name, times, samples in (("warm", record.warm_s, measurement.warm), ("cold", record.cold_s, measurement.cold)):
+        if times is None:
+            continue
+        if samples is None or len(times) != len(samples.baseline_s):
+            count = 0 if samples is None else len(samples.baseline_s)
+            raise InputError(f"cublaslt has {len(times)} {name} samples beside the kernel's {count}; rounds must be the same")
+        if not all(math.isfinite(t) and t > 0 for t in times):
+            raise InputError("a measured time must be positive and finite")
+    if record.tried < 1:
+        raise InputError(f"cublaslt.tried must be at least 1, got {record.tried}")
 
 
 def _rounded(values: Sequence[float]) -> tuple[float, ...]:

@@ -13,7 +13,7 @@ from typing import Any, Final
 from . import __version__
 from .arch import GPUS, arch
 from .errors import InputError, MissingDependency
-from .record import Row
+from .record import Choice, Row
 from .results import Outcome
 from .search.trial import Trial
 
@@ -67,6 +67,8 @@ def _summary(rows: Sequence[Row], studies: Mapping[str, Sequence[Trial]]) -> str
     if ratios:
         mean = math.exp(statistics.fmean(map(math.log, ratios)))
         parts.append(f"geometric mean of the measured ratios {mean:.3f} x cuBLAS ({min(ratios):.3f} to {max(ratios):.3f})")
+        run = [ratio for row in measured if (ratio := row.ratio(row.choice)) is not None]
+        parts.append(f"of what dispatch runs {math.exp(statistics.fmean(map(math.log, run))):.3f} x cuBLAS")
     trials = sum(map(len, studies.values()))
     if trials:
         parts.append(f"{trials} trials in {len(studies)} {'study' if len(studies) == 1 else 'studies'}")
@@ -78,26 +80,32 @@ def _rows_section(rows: Sequence[Row]) -> str:
         return ""
     lines = []
     for row in rows:
-        m, ratio, spread = row.measurement, row.ratio(), row.spread()
+        m = row.measurement
         baseline = "-" if m is None else _us(statistics.median(m.warm.baseline_s))
-        against = "-" if ratio is None or spread is None else f"{ratio:.3f} ± {spread:.3f}"
         what = row.choice if m is not None else f"by {row.prediction.model}" if row.prediction is not None else ""
         regret = "-" if row.race is None else f"{row.race.regret:.2%}"
         rate = f"{row.key.problem.flops / row.time_s / 1e12:.0f}"
         lines.append(
             [
                 row.key.problem.shape, row.key.dtype, f"{row.key.gpu} ({row.key.sm_count})", f"<code>{row.config.id}</code>",
-                f'<span class="{row.status}">{row.status}</span>', _us(row.time_s), rate, baseline, against,
+                f'<span class="{row.status}">{row.status}</span>', _us(row.time_s), rate, baseline,
+                _against(row, "autogemm"), _against(row, "cublaslt"),
                 "-" if row.race is None else str(len(row.race.tied)), regret, html.escape(what), row.provenance.date[:10],
             ]
         )  # fmt: skip
-    head = ["shape", "dtype", "GPU (SMs)", "config", "status", "time/us", "TFLOP/s", "cuBLAS/us", "x cuBLAS", "tied",
-            "regret", "dispatch runs", "date"]  # fmt: skip
+    head = ["shape", "dtype", "GPU (SMs)", "config", "status", "time/us", "TFLOP/s", "cuBLAS/us", "x cuBLAS", "cuBLASLt",
+            "tied", "regret", "dispatch runs", "date"]  # fmt: skip
     note = (
         "Times are medians with a warm L2. x cuBLAS is the median paired ratio of times from the same interleaved rounds, "
-        "with half its interquartile range; predicted rows have none. Tied: configs not separated from the fastest."
+        "with half its interquartile range; predicted rows have none. cuBLASLt is the same of the best of cuBLASLt's own "
+        "algorithms. Tied: configs not separated from the fastest."
     )
-    return f"<h2>Rows</h2><p class='note'>{note}</p>" + _table(head, lines, numeric={5, 6, 7, 8, 9, 10})
+    return f"<h2>Rows</h2><p class='note'>{note}</p>" + _table(head, lines, numeric={5, 6, 7, 8, 9, 10, 11})
+
+
+def _against(row: Row, choice: Choice) -> str:
+    ratio, spread = row.ratio(choice), row.spread(choice)
+    return "-" if ratio is None or spread is None else f"{ratio:.3f} ± {spread:.3f}"
 
 
 def _ratio_section(rows: Sequence[Row]) -> str:
@@ -107,8 +115,13 @@ def _ratio_section(rows: Sequence[Row]) -> str:
     import plotly.graph_objects as go
 
     figure = go.Figure()
-    for cold, name, color in ((False, "warm L2", _COLORS["measured"]), (True, "cold L2", "#3b6fb6")):
-        points = [(row.key.problem.shape, row.ratio(cold=cold), row.spread(cold=cold), row.config.id) for row in measured]
+    series: tuple[tuple[Choice, bool, str, str], ...] = (
+        ("autogemm", False, "warm L2", _COLORS["measured"]), ("autogemm", True, "cold L2", "#3b6fb6"),
+        ("cublaslt", False, "best cuBLASLt algorithm, warm L2", _COLORS["cuBLAS"]),
+    )  # fmt: skip
+    for of, cold, name, color in series:
+        shown = [(row, row.ratio(of, cold=cold), row.spread(of, cold=cold)) for row in measured]
+        points = [(row.key.problem.shape, ratio, spread, _name(row, of)) for row, ratio, spread in shown]
         points = [point for point in points if point[1] is not None]
         if points:
             figure.add_scatter(
@@ -119,6 +132,10 @@ def _ratio_section(rows: Sequence[Row]) -> str:
     figure.update_yaxes(title="x cuBLAS (measured)")
     figure.update_xaxes(tickangle=-45)
     return "<h2>Against cuBLAS</h2>" + _figure(figure)
+
+
+def _name(row: Row, choice: Choice) -> str:
+    return row.cublaslt.algorithm.name if choice == "cublaslt" and row.cublaslt is not None else row.config.id
 
 
 def _roofline_section(rows: Sequence[Row]) -> str:

@@ -15,8 +15,12 @@ from .database import Database
 from .device import Device
 from .errors import CompileError, InputError, MissingDependency, NothingFound
 from .kernel_store import ChainedKernels, FolderKernels, KernelSource, keep
-from .record import Row
-from .results import Measurement, Outcome, Samples
+from .measure.admission import Searched
+from .measure.faults import TrialFault
+from .measure.paired import complete, evidence
+from .measure.timer import CUBLASLT
+from .record import Choice, CublasLtRecord, Row
+from .results import Measurement, Outcome
 
 Verdict = Literal["holds", "moved", "slower", "faster", "failed", "skipped"]
 
@@ -31,8 +35,9 @@ class Verified:
     """What became of one row.
 
     Attributes:
-        verdict: ``holds``; ``moved``: the ratio is another, the choice the same; ``slower``: cuBLAS is faster now;
-            ``faster``: the kernel is faster now, where cuBLAS was; ``failed``: it does not compile, is wrong or crashes;
+        verdict: ``holds``; ``moved``: the ratio is another, or the lead of kernel or cuBLASLt algorithm over each other;
+            ``slower``: cuBLAS is faster now; ``faster``: the kernel or the algorithm is faster now, where cuBLAS was;
+            ``failed``: the kernel does not compile, is wrong or crashes;
             ``skipped``: the kernel is not there and can't be compiled here.
         row: as it was.
         now: as it is, with the new measurement; None if there is none.
@@ -58,9 +63,23 @@ class Verified:
         }  # fmt: skip
 
 
-# Times one row again; the Binary is what was timed. Raises MissingDependency if the kernel can't be had here, CompileError or
-# NothingFound if the kernel itself is at fault.
-Measure = Callable[[Row], tuple[Measurement, Binary]]
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Remeasured:
+    """What timing a row again gave.
+
+    Attributes:
+        binary: the kernel that was timed.
+        cublaslt: the cuBLASLt algorithm beside it; None if the row has none, or none could be used.
+    """
+
+    measurement: Measurement
+    binary: Binary
+    cublaslt: CublasLtRecord | None = None
+
+
+# Times one row again. Raises MissingDependency if the kernel can't be had here, CompileError or NothingFound if the kernel is
+# itself at fault.
+Measure = Callable[[Row], Remeasured]
 
 
 def verify(
@@ -101,31 +120,37 @@ def verify(
 
 def _verified(row: Row, measure: Measure) -> Verified:
     try:
-        measurement, binary = measure(row)
+        again = measure(row)
     except MissingDependency as error:
         return Verified(verdict="skipped", row=row, now=None, reason=str(error))
     except (CompileError, NothingFound) as error:
         return Verified(verdict="failed", row=row, now=None, reason=str(error))
-    environment = measurement.environment
+    environment = again.measurement.environment
     now = replace(
-        row, evidence=measurement,
+        row, evidence=again.measurement, cublaslt=again.cublaslt,
         provenance=replace(
-            row.provenance, autogemm=__version__, generator=binary.manifest.generator, compiler=binary.compiler,
+            row.provenance, autogemm=__version__, generator=again.binary.manifest.generator, compiler=again.binary.compiler,
             driver=environment.driver, torch=environment.torch, date=environment.date,
         ),
     ).rounded()  # fmt: skip
     was, ratio = row.ratio(), now.ratio()
     assert was is not None and ratio is not None
-    what = f"{was:.3f} -> {ratio:.3f} x cuBLAS"
-    if row.choice != now.choice:
-        return Verified(
-            verdict="slower" if now.choice == "cublas" else "faster",
-            row=row,
-            now=now,
-            reason=f"{what}; dispatch runs {now.choice}",
-        )
-    slack = max(TOLERANCE, 3 * math.hypot(row.spread() or 0.0, now.spread() or 0.0))
-    return Verified(verdict="moved" if abs(ratio - was) > slack else "holds", row=row, now=now, reason=what)
+    what, moved = f"{was:.3f} -> {ratio:.3f} x cuBLAS", _moved(row, now, "autogemm")
+    if row.cublaslt is not None:
+        old, new = row.ratio("cublaslt"), now.ratio("cublaslt")
+        what += f", cuBLASLt's algorithm {old:.3f} -> " + ("unusable" if new is None else f"{new:.3f}")
+        moved = moved or _moved(row, now, "cublaslt")
+    if row.choice == now.choice:
+        return Verified(verdict="moved" if moved else "holds", row=row, now=now, reason=what)
+    verdict: Verdict = "slower" if now.choice == "cublas" else "faster" if row.choice == "cublas" else "moved"
+    return Verified(verdict=verdict, row=row, now=now, reason=f"{what}; dispatch runs {now.choice}")
+
+
+def _moved(row: Row, now: Row, choice: Choice) -> bool:
+    """Return whether a choice's ratio to cuBLAS is another than it was, beyond what both spreads explain."""
+    was, ratio = row.ratio(choice), now.ratio(choice)
+    slack = max(TOLERANCE, 3 * math.hypot(row.spread(choice) or 0.0, now.spread(choice) or 0.0))
+    return was is not None and (ratio is None or abs(ratio - was) > slack)
 
 
 class DeviceMeasure:
@@ -145,8 +170,10 @@ class DeviceMeasure:
         self._bench: Any = None
         self._sm_count: int | None = None
 
-    def __call__(self, row: Row) -> tuple[Measurement, Binary]:
-        """Return a new measurement of ``row`` and the kernel that was measured.
+    def __call__(self, row: Row) -> Remeasured:
+        """Return a new measurement of ``row``'s kernel, and of its cuBLASLt algorithm if it has one.
+
+        For a row whose algorithm is of another version of the library, the best of this library's takes its place.
 
         Raises:
             NothingFound: the kernel is wrong, hangs or crashes.
@@ -159,8 +186,9 @@ class DeviceMeasure:
         admitted = bench.admit(name, binary, row.config)
         if admitted.outcome is not Outcome.OK:
             raise NothingFound(f"the kernel is refused on the GPU: {admitted.outcome.value}: {admitted.reason}")
-        measurement = measured(name, bench, admitted.relative_error)
-        return measurement, binary
+        rival = _rival(row, bench)
+        measurement, beside = measured(name, bench, admitted.relative_error, rival)
+        return Remeasured(measurement=measurement, binary=binary, cublaslt=beside)
 
     def _binary(self, row: Row) -> Binary:
         key = kernel_key(row)
@@ -202,26 +230,44 @@ class DeviceMeasure:
         self.close()
 
 
-def measured(name: str, bench: Any, relative_error: dict[str, float]) -> Measurement:
-    """Return WARM_ROUNDS and COLD_ROUNDS of the admitted kernel ``name``, paired with torch.matmul.
+def _rival(row: Row, bench: Any) -> Searched | None:
+    """Return the cuBLASLt algorithm to time beside ``row``'s kernel, admitted; None if there is none."""
+    if row.cublaslt is None:
+        return None
+    from .runtime.cublaslt import library_version
+
+    held = row.cublaslt.algorithm
+    try:
+        if library_version() not in (0, held.version):
+            found: Searched = bench.admit_cublaslt()
+            return found
+        admitted = bench.admit_algorithm(held)
+    except (InputError, TrialFault):
+        return None
+    if admitted.outcome is not Outcome.OK:
+        return None
+    return Searched(algorithm=held, tried=row.cublaslt.tried, relative_error=admitted.relative_error)
+
+
+def measured(
+    name: str, bench: Any, relative_error: dict[str, float], rival: Searched | None = None
+) -> tuple[Measurement, CublasLtRecord | None]:
+    """Return WARM_ROUNDS and COLD_ROUNDS of the admitted kernel ``name``, and of ``rival`` in the same rounds as the kernel.
 
     Raises:
-        NothingFound: it failed while it was timed.
+        NothingFound: the kernel failed while it was timed.
     """
-    from .measure.timer import BASELINE
-
-    warm = _paired(name, BASELINE, (bench.round([name]) for _ in range(WARM_ROUNDS)), cold=False)
-    cold = _paired(name, BASELINE, (bench.cold_round([name]) for _ in range(COLD_ROUNDS)), cold=True)
-    if warm is None:
+    names = [name] if rival is None else [name, CUBLASLT]
+    warm = [bench.round(names) for _ in range(WARM_ROUNDS)]
+    cold = [bench.cold_round(names) for _ in range(COLD_ROUNDS)]
+    if not (complete(warm, names) and complete(cold, names)):
+        rival, names = None, [name]
+    if not complete(warm, names):
         raise NothingFound("the kernel failed while it was timed")
-    return Measurement(warm=warm, cold=cold, relative_error=relative_error, environment=bench.environment())
-
-
-def _paired(name: str, baseline: str, rounds: Iterable[dict[str, float]], *, cold: bool) -> Samples | None:
-    pairs = [(times[name], times[baseline]) for times in rounds if name in times]
-    if not pairs:
-        return None
-    return Samples(kernel_s=tuple(k for k, _ in pairs), baseline_s=tuple(b for _, b in pairs), cold_l2=cold)
+    return evidence(
+        name, complete(warm, names), complete(cold, names), relative_error=relative_error, environment=bench.environment(),
+        rival=rival,
+    )  # fmt: skip
 
 
 def select(rows: Iterable[Row], shapes: Iterable[str]) -> list[Row]:

@@ -10,21 +10,26 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from cublaslt_fakes import algorithm_of
 from fakes import make_manifest
 
+from autogemm.algorithm import Algorithm
 from autogemm.binary import Binary, Usage
 from autogemm.config import NAMED, Config, LaunchKnobs
 from autogemm.decision import Notice
 from autogemm.device import Device
 from autogemm.dispatch import Dispatcher
+from autogemm.errors import LaunchError
 from autogemm.kernel_store import MemoryKernels
 from autogemm.problem import Problem
-from autogemm.record import Key, Provenance, Row
+from autogemm.record import CublasLtRecord, Key, Provenance, Row
 from autogemm.results import Environment, Measurement, Prediction, Samples
 
 CONFIG = NAMED["sm_90a"]["cooperative"]
 SKINNY = NAMED["sm_90a"]["skinny"]
-H200 = Device(arch="sm_90a", gpu="nvidia-h200", sm_count=132, name="NVIDIA H200", driver="580.1", torch="2.11.0")
+H200 = Device(
+    arch="sm_90a", gpu="nvidia-h200", sm_count=132, name="NVIDIA H200", driver="580.1", torch="2.11.0", cublaslt=130100
+)  # fmt: skip
 PROVENANCE = Provenance(
     autogemm="0.1.0", generator="gen-1", compiler="nvrtc 13.0", driver="580.1", tvm="0.27", torch="2.11.0",
     date="2026-11-29T16:00:00Z",
@@ -55,6 +60,18 @@ def measured(
     )  # fmt: skip
 
 
+def with_algorithm(row: Row, lead: float = 1.05, algorithm: Algorithm | None = None) -> Row:
+    """Return ``row`` with a cuBLASLt algorithm that is ``lead`` times as fast as its kernel in every round."""
+    assert row.measurement is not None
+    warm, cold = row.measurement.warm, row.measurement.cold
+    record = CublasLtRecord(
+        algorithm=algorithm if algorithm is not None else algorithm_of(), tried=8,
+        warm_s=tuple(t / lead for t in warm.kernel_s), cold_s=None if cold is None else tuple(t / lead for t in cold.kernel_s),
+        relative_error={"kernel": 2e-4, "baseline": 2e-4},
+    )  # fmt: skip
+    return replace(row, cublaslt=record)
+
+
 def predicted(m: int, n: int, k: int, *, config: Config = CONFIG, device: Device = H200, **changes: Any) -> Row:
     return Row(
         key=key_of(m, n, k, device=device, **changes), config=config, provenance=replace(PROVENANCE, driver=None, torch=None),
@@ -80,6 +97,8 @@ class FakeMachine:
     is_capturing: bool = False
     stream: int = 7
     loads: list[str] = field(default_factory=list)
+    restored: list[Algorithm] = field(default_factory=list)
+    refuses: str = ""
     launches: list[dict[str, Any]] = field(default_factory=list)
     device_type: str = "cpu"
 
@@ -95,6 +114,13 @@ class FakeMachine:
         self.loads.append(binary.name)
 
         return FakeKernel(self, binary)
+
+    def restore(self, algorithm: Algorithm, problem: Problem, index: int) -> Any:
+        assert not self.is_capturing, "an algorithm was restored inside CUDA-graph capture"
+        if self.refuses:
+            raise LaunchError(self.refuses)
+        self.restored.append(algorithm)
+        return FakeAlgorithm(self, algorithm, problem)
 
 
 @dataclass
@@ -138,6 +164,44 @@ class FakeKernel:
 
     def current_stream(self) -> int:
         return self.machine.stream
+
+
+@dataclass
+class FakeAlgorithm:
+    """A cuBLASLt algorithm on the CPU, for dense tensors of one problem."""
+
+    machine: FakeMachine
+    algorithm: Algorithm
+    problem: Problem
+
+    def __call__(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, launch: LaunchKnobs, sm_count: int
+    ) -> torch.Tensor:  # fmt: skip
+        self.run(self.plan(a, b, out, launch=launch, sm_count=sm_count, stream=self.current_stream()) or _plan(a, b, out, 0))
+        return out
+
+    def plan(
+        self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, launch: LaunchKnobs, sm_count: int, stream: int
+    ) -> tuple[Any, ...] | None:  # fmt: skip
+        p = self.problem
+        assert (a.shape, b.shape, out.shape) == ((p.m, p.k), (p.n, p.k), (p.m, p.n))
+        assert all(t.is_contiguous() and t.data_ptr() % 16 == 0 and not t.is_neg() for t in (a, b, out))
+        return None if self.algorithm.workspace_bytes else _plan(a, b, out, stream)
+
+    def run(self, plan: tuple[Any, ...]) -> None:
+        *operands, stream = plan
+        assert stream in (0, self.current_stream())
+        a, b, out = (_at(*operand) for operand in operands)
+        with torch.no_grad():
+            out.copy_(a.double() @ b.double().t())
+        self.machine.launches.append({"algorithm": self.algorithm, "thread": threading.get_ident()})
+
+    def current_stream(self) -> int:
+        return self.machine.stream
+
+
+def _plan(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, stream: int) -> tuple[Any, ...]:
+    return (*((t.data_ptr(), t.shape, t.stride(), t.dtype) for t in (a, b, out)), stream)
 
 
 def _at(address: int, shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

@@ -12,11 +12,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cublaslt_fakes import algorithm_of
+
+from autogemm.algorithm import Algorithm
 from autogemm.binary import Binary
 from autogemm.config import LaunchKnobs
-from autogemm.errors import InputError
+from autogemm.errors import InputError, NothingFound
+from autogemm.measure.admission import Searched
 from autogemm.measure.faults import Fault, TrialFault
-from autogemm.measure.timer import BASELINE, ScriptedTimer
+from autogemm.measure.timer import BASELINE, CUBLASLT, ScriptedTimer
 from autogemm.problem import Problem
 from autogemm.results import Environment, Outcome
 from autogemm.runtime.driver import DriverError
@@ -32,6 +36,7 @@ class FakeService:
             raise InputError("13 is not taken")
         if problem.m == 14:
             os.abort()
+        self._problem = problem
         self._behaviours: dict[str, str] = {}
         self._timer = ScriptedTimer({BASELINE: 1e-5}, seed=seed or 0)
         return {"seed": 1234 if seed is None else seed, "baseline_error": 2e-4}
@@ -45,6 +50,20 @@ class FakeService:
         self._strike(behaviour)
         self._behaviours[name] = behaviour
         self._timer.times_s[name] = float(seconds or 1e-5)
+        return {"kernel": 2.1e-4, "baseline": 2e-4}
+
+    def admit_cublaslt(self) -> Searched:
+        """Find an algorithm of an id of its own in each process; none for K = 64."""
+        if self._problem.k == 64:
+            raise NothingFound("no algorithm computes it accurately")
+        found = algorithm_of(os.getpid() % 1000 + 1)
+        return Searched(algorithm=found, tried=8, relative_error=self.admit_algorithm(found))
+
+    def admit_algorithm(self, algorithm: Algorithm) -> dict[str, float]:
+        self._behaviours[CUBLASLT] = {1234: "late_abort", 1235: "wrong"}.get(algorithm.algo_id, "ok")
+        if algorithm.algo_id == 1235:
+            raise TrialFault(Fault(outcome=Outcome.INCORRECT, detail="wrong", sticky=False))
+        self._timer.times_s[CUBLASLT] = 1e-6 * algorithm.algo_id
         return {"kernel": 2.1e-4, "baseline": 2e-4}
 
     def round(self, names: Sequence[str], cold: bool) -> dict[str, float]:

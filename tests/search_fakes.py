@@ -6,12 +6,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from cublaslt_fakes import algorithm_of
+
 from autogemm.binary import Binary, Usage
 from autogemm.config import Config
 from autogemm.device import Device
+from autogemm.errors import InputError
 from autogemm.manifest import Manifest
-from autogemm.measure.admission import Admitted
-from autogemm.measure.timer import BASELINE, ScriptedTimer
+from autogemm.measure.admission import Admitted, Searched
+from autogemm.measure.timer import BASELINE, CUBLASLT, ScriptedTimer
 from autogemm.problem import Problem
 from autogemm.results import CheckReport, Environment, Finding, Outcome
 from autogemm.space import Space
@@ -55,8 +58,11 @@ class FakeBench:
     def __init__(
         self, times_s: Mapping[Config, float], baseline_s: float, *, noise: float = 0.004, seed: int = 0,
         bad: Mapping[Config, Outcome] | None = None, on_round: Callable[[int], None] = lambda index: None, pause_s: float = 0.0,
+        cublaslt_s: float | None = None,
     ) -> None:  # fmt: skip
         times = {config.id: seconds for config, seconds in times_s.items()}
+        if cublaslt_s is not None:
+            times[CUBLASLT] = cublaslt_s
         self._timer = ScriptedTimer({BASELINE: baseline_s, **times}, noise=noise, outliers=0.01, seed=seed)
         self._bad, self._on_round, self._pause_s = dict(bad or {}), on_round, pause_s
         self.admitted: list[str] = []
@@ -74,6 +80,12 @@ class FakeBench:
         if outcome is not Outcome.OK:
             return Admitted(outcome=outcome, reason="scripted")
         return Admitted(outcome=outcome, relative_error={"kernel": 2e-4, "baseline": 2e-4})
+
+    def admit_cublaslt(self) -> Searched:
+        if CUBLASLT not in self._timer.times_s:
+            raise InputError("libcublasLt was not found")
+        self.admitted.append(CUBLASLT)
+        return Searched(algorithm=algorithm_of(), tried=8, relative_error={"kernel": 2e-4, "baseline": 2e-4})
 
     def round(self, names: Sequence[str]) -> dict[str, float]:
         assert set(names) <= set(self.admitted)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dispatch_fakes import CONFIG, H200, SKINNY, FakeMachine, binary_of, dispatcher_of, measured, operands
+from cublaslt_fakes import algorithm_of
+from dispatch_fakes import CONFIG, H200, SKINNY, FakeMachine, binary_of, dispatcher_of, measured, operands, with_algorithm
 
 import autogemm.dispatch as dispatch
 from autogemm.bundle import BundleReport, load_bundle, make_bundle
@@ -53,6 +56,33 @@ def test_a_bundle_holds_the_rows_and_kernels_of_its_shapes(database: Database, t
     assert {row.key.problem.shape for row in bundle.rows} == {"64x128x256", "8x128x256", "16x128x256"}
     assert {binary.config for binary in bundle.binaries} == {CONFIG.binary, SKINNY.binary}
     assert bundle.sha256 == report.sha256
+
+
+def test_a_bundle_carries_algorithms_without_needing_their_kernels(database: Database, tmp_path: Path) -> None:
+    lacking = CONFIG.with_knob("PIPE_DEPTH", 3)  # not compiled
+    rows = [
+        with_algorithm(measured(64, 128, 256, date="2026-12-01T00:00:00Z")),
+        with_algorithm(measured(24, 128, 256, config=lacking), algorithm=algorithm_of(9)),
+        with_algorithm(measured(16, 128, 256, ratio=0.9, config=lacking, date="2026-12-01T00:00:00Z"), lead=1.3),
+    ]
+    database.put_many(rows)
+    report = make(database, tmp_path / "bundle.zip")
+    assert report.cublaslt == ("64x128x256", "16x128x256", "24x128x256") and report.cublas == report.missing == ()
+    bundle = load_bundle(report.path, install=False)
+    assert {binary.config for binary in bundle.binaries} == {CONFIG.binary, SKINNY.binary}
+    for version, expected in ((130100, [66, 9, 66]), (1, [CONFIG.binary, None, None])):
+        machine = FakeMachine(gpu=replace(H200, cublaslt=version))
+        dispatcher = dispatcher_of([], machine=machine)
+        bundle.install(dispatcher)
+        ran: list[object] = []
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for m in (64, 24, 16):
+                machine.launches.clear()
+                dispatcher.matmul(*operands(m, 128, 256))
+                launch = machine.launches[-1] if machine.launches else {"config": None}
+                ran.append(launch["algorithm"].algo_id if "algorithm" in launch else launch["config"])
+        assert ran == expected
 
 
 def test_without_shapes_every_row_of_the_gpu_is_taken(database: Database, tmp_path: Path) -> None:

@@ -125,6 +125,7 @@ BAD = {
     "a command without what it needs": (("explain",), "Missing option '--shape'; see: autogemm explain --help"),
     "no processes": ((*TUNE, "--workers", "0"), "Invalid value for '--workers'"),
     "more SMs than there are": ((*TUNE, "--sm-count", "999"), "sm_count=999 is outside 1 to 148"),
+    "tuning against nothing": ((*TUNE, "--against", "nothing"), "unknown baseline 'nothing'"),
     "seed below zero": ((*TUNE, "--seed", "-1"), "seed=-1 is outside"),
     "seed of 33 bits": ((*TUNE, "--sampler", "random", "--seed", str(2**32)), "is outside 0 to 2**32 - 1"),
     "shape in other digits": (("tune", "--shape", "८x८x८"), "is not MxNxK"),

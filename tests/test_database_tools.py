@@ -11,20 +11,23 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dispatch_fakes import CONFIG, H200, PROVENANCE, SKINNY, binary_of, key_of, measured, predicted
+from cublaslt_fakes import algorithm_of
+from dispatch_fakes import CONFIG, H200, PROVENANCE, SKINNY, binary_of, key_of, measured, predicted, with_algorithm
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from autogemm.binary import Binary
+from autogemm.algorithm import Algorithm
 from autogemm.database import Database
 from autogemm.database_tools import better, diff, export, merge, migrate, prune
 from autogemm.decision import Table, decide
 from autogemm.errors import CompileError, DatabaseError, InputError, LaunchError, MissingDependency, NothingFound
-from autogemm.measure.admission import Admitted
+from autogemm.kernel_store import MemoryKernels
+from autogemm.measure.admission import Admitted, Searched
+from autogemm.measure.timer import BASELINE
 from autogemm.problem import Problem
 from autogemm.record import Row
-from autogemm.results import Measurement, Outcome
-from autogemm.verify import DeviceMeasure, Verified, select, verify
+from autogemm.results import Outcome
+from autogemm.verify import DeviceMeasure, Remeasured, Verified, select, verify
 from autogemm.verify import measured as measure_rounds
 
 
@@ -190,17 +193,19 @@ def test_migrate_steps_old_files_up_and_keeps_them(tmp_path: Path) -> None:
         migrate(tmp_path)
 
 
-def _again(**ratios: float | Exception) -> Callable[[Row], tuple[Measurement, Binary]]:
+def _again(**ratios: float | Exception) -> Callable[[Row], Remeasured]:
     """Return a measure that finds ``m64=0.9`` times cuBLAS for the row of M=64, or raises."""
 
-    def measure(row: Row) -> tuple[Measurement, Binary]:
+    def measure(row: Row) -> Remeasured:
         found = ratios[f"m{row.key.m}"]
         if isinstance(found, Exception):
             raise found
         again = measured(*(getattr(row.key, e) for e in "mnk"), ratio=found, date="2026-12-01T00:00:00Z").measurement
         assert again is not None
         environment = replace(again.environment, driver="590.2", torch="2.12.0")
-        return replace(again, environment=environment), binary_of(row.config, generator="gen-2")
+        return Remeasured(
+            measurement=replace(again, environment=environment), binary=binary_of(row.config, generator="gen-2")
+        )  # fmt: skip
 
     return measure
 
@@ -228,6 +233,43 @@ def test_verify_renews_what_holds_and_retires_what_does_not(tmp_path: Path) -> N
     assert json.loads(json.dumps([r.to_json() for r in results]))[2]["stale"] is True
 
 
+def test_verify_times_an_algorithm_again_and_says_what_runs_now(tmp_path: Path) -> None:
+    rows = {m: with_algorithm(measured(m, 128, 256), lead=1.1) for m in (8, 16, 24, 32)}
+    found = database(tmp_path, *rows.values())
+    leads = {8: 1.1, 16: 1.0, 24: 0.5, 32: None}
+
+    def again(row: Row) -> Remeasured:
+        m, ratio = row.key.m, 0.9 if row.key.m == 24 else 1.1
+        now = measured(m, 128, 256, ratio=ratio)
+        now = now if leads[m] is None else with_algorithm(now, lead=leads[m])
+        assert now.measurement is not None
+        return Remeasured(measurement=now.measurement, binary=binary_of(row.config), cublaslt=now.cublaslt)
+
+    results = {r.row.key.m: r for r in verify(found, again, device=H200)}
+    assert {m: r.verdict for m, r in results.items()} == {8: "holds", 16: "moved", 24: "slower", 32: "moved"}
+    assert "cuBLASLt's algorithm 1.210 -> 1.100; dispatch runs autogemm" in results[16].reason
+    assert "1.210 -> unusable; dispatch runs autogemm" in results[32].reason
+    assert {row.key.m: row.choice for row in found.rows()} == {8: "cublaslt", 16: "autogemm", 24: "cublas", 32: "autogemm"}
+
+
+def test_merge_diff_and_export_know_algorithms(tmp_path: Path) -> None:
+    plain, better_one = measured(8, 128, 256), with_algorithm(measured(8, 128, 256, ratio=1.05), lead=1.2)
+    other = with_algorithm(measured(8, 128, 256, ratio=1.05), lead=1.2, algorithm=algorithm_of(9))
+    target = database(tmp_path / "into", plain)
+    report = merge([database(tmp_path / "from", better_one)], target)
+    assert report.replaced == 1 and target.rows() == [better_one.rounded()]
+    assert "cuBLASLt's algorithm 1.260" in str(report.conflicts[0])
+    (change,) = diff(database(tmp_path / "one", better_one), database(tmp_path / "two", other)).changed
+    assert change.what == (f"algorithm {algorithm_of()} -> {algorithm_of(9)}",)
+    (changed,) = diff(database(tmp_path / "old", plain), target).changed
+    assert "runs autogemm -> cublaslt" in changed.what
+    with_it, without = csv.DictReader(io.StringIO(export([better_one, measured(16, 128, 256)])))
+    assert (with_it["choice"], with_it["cublaslt_version"]) == ("cublaslt", "130100")
+    assert with_it["cublaslt_algorithm"] == algorithm_of().name
+    assert float(with_it["cublaslt_ratio_to_cublas"]) == pytest.approx(1.26) and float(with_it["ratio_to_cublas"]) == 1.05
+    assert without["choice"] == "autogemm" and without["cublaslt_us"] == without["cublaslt_algorithm"] == ""
+
+
 def test_a_dry_verify_writes_nothing_and_an_empty_one_is_an_error(tmp_path: Path) -> None:
     found = database(tmp_path, measured(64, 128, 256), predicted(8, 128, 256))
     before = text_of(found)
@@ -252,17 +294,25 @@ class FakeBench:
 
     def __init__(self, fails_after: int = 10**6, admitted: Admitted | None = None) -> None:
         self.left = fails_after
+        self.admitted_algorithm = Admitted(outcome=Outcome.OK, relative_error={"kernel": 1e-4, "baseline": 1e-4})
         self.admitted = admitted or Admitted(outcome=Outcome.OK, relative_error={"kernel": 1e-4, "baseline": 1e-4})
 
     def open(self, problem: Problem) -> None:
         self.problem = problem
 
-    def admit(self, name: str, binary: Binary, config: object) -> Admitted:
+    def admit(self, name: str, binary: object, config: object) -> Admitted:
         return self.admitted
 
     def round(self, names: list[str]) -> dict[str, float]:
         self.left -= 1
-        return {"cublas": 110e-6, **({names[0]: 100e-6} if self.left >= 0 else {})}
+        return {BASELINE: 110e-6, **({name: 100e-6 - 1e-5 * i for i, name in enumerate(names)} if self.left >= 0 else {})}
+
+    def admit_algorithm(self, algorithm: Algorithm) -> Admitted:
+        self.algorithms = [*getattr(self, "algorithms", []), algorithm]
+        return self.admitted_algorithm
+
+    def admit_cublaslt(self) -> Searched:
+        return Searched(algorithm=algorithm_of(99, version=130200), tried=5, relative_error={})
 
     cold_round = round
 
@@ -275,38 +325,46 @@ class FakeBench:
         pass
 
 
-@pytest.fixture
-def baseline_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("autogemm.measure.timer.BASELINE", "cublas")
-
-
-def test_measuring_a_row_pairs_it_with_the_baseline(baseline_name: None) -> None:
-    found = measure_rounds("x", FakeBench(), {"kernel": 1e-4, "baseline": 1e-4})
+def test_measuring_a_row_pairs_it_with_the_baseline() -> None:
+    found, beside = measure_rounds("x", FakeBench(), {"kernel": 1e-4, "baseline": 1e-4})
+    assert beside is None
     assert len(found.warm.kernel_s) == 21 and found.cold is not None and len(found.cold.kernel_s) == 9
     assert found.warm.baseline_s[0] / found.warm.kernel_s[0] == pytest.approx(1.1)
-    assert len(measure_rounds("x", FakeBench(fails_after=5), {}).warm.kernel_s) == 5
+    assert len(measure_rounds("x", FakeBench(fails_after=5), {})[0].warm.kernel_s) == 5
     with pytest.raises(NothingFound, match="failed while it was timed"):
         measure_rounds("x", FakeBench(fails_after=0), {})
 
 
-def test_device_measure_takes_the_kernel_of_the_row_or_the_present_one(
-    baseline_name: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from autogemm.kernel_store import MemoryKernels
-
+def test_device_measure_takes_the_kernel_of_the_row_or_the_present_one(monkeypatch: pytest.MonkeyPatch) -> None:
     row = measured(64, 128, 256)
     bench = FakeBench()
     monkeypatch.setattr("autogemm.measure.device_bench.DeviceBench", lambda problem, **options: bench)
     for generators, expected in ((("gen-1", "gen-2"), "gen-1"), (("gen-2",), "gen-2")):
         kernels = MemoryKernels([binary_of(CONFIG, generator=g) for g in generators])
         with DeviceMeasure(kernels=kernels, compiling=False) as measure:
-            _, binary = measure(row)
-            assert binary.manifest.generator == expected
+            assert measure(row).binary.manifest.generator == expected
     with DeviceMeasure(kernels=MemoryKernels([]), compiling=False) as measure, pytest.raises(MissingDependency):
         measure(row)
     bench.admitted = Admitted(outcome=Outcome.INCORRECT, reason="row 3 is wrong")
     with DeviceMeasure(kernels=MemoryKernels([binary_of(CONFIG)])) as measure, pytest.raises(NothingFound, match="row 3"):
         measure(row)
+
+
+def test_a_row_is_timed_with_its_algorithm_or_the_best_of_another_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    row, bench = with_algorithm(measured(64, 128, 256)), FakeBench()
+    monkeypatch.setattr("autogemm.measure.device_bench.DeviceBench", lambda problem, **options: bench)
+    with DeviceMeasure(kernels=MemoryKernels([binary_of(CONFIG)])) as measure:
+        for version, algorithm in ((130100, algorithm_of()), (130200, algorithm_of(99, version=130200))):
+            monkeypatch.setattr("autogemm.runtime.cublaslt.library_version", lambda version=version: version)
+            again = measure(row)
+            assert again.cublaslt is not None and again.cublaslt.algorithm == algorithm
+            assert again.cublaslt.warm_s == (9e-5,) * 21 and again.cublaslt.cold_s == (9e-5,) * 9
+            assert again.measurement.warm.kernel_s == (1e-4,) * 21
+        assert bench.algorithms == [algorithm_of()]
+        monkeypatch.setattr("autogemm.runtime.cublaslt.library_version", lambda: 130100)
+        bench.admitted_algorithm = Admitted(outcome=Outcome.INCORRECT, reason="wrong")
+        assert measure(row).cublaslt is None
+        assert measure(measured(64, 128, 256)).cublaslt is None
 
 
 def test_a_kernel_that_no_longer_compiles_is_retired(tmp_path: Path) -> None:

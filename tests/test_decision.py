@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from dispatch_fakes import CONFIG, H200, PROVENANCE, SKINNY, key_of, measured, predicted
+from cublaslt_fakes import algorithm_of
+from dispatch_fakes import CONFIG, H200, PROVENANCE, SKINNY, key_of, measured, predicted, with_algorithm
 
 from autogemm.config import Config
 from autogemm.decision import DEFAULT_CONFIG, TRANSFER_SLACK, Decision, Table, decide, screen
@@ -38,6 +39,56 @@ def test_a_row_measured_slower_than_cublas_runs_cublas_and_says_so() -> None:
     decision = ask(measured(4096, 4096, 4096, ratio=0.97), unmeasured=True)
     assert (decision.source, decision.config) == ("torch", None)
     assert "cuBLAS is faster" in decision.reason and "0.970" in decision.reason
+
+
+def test_the_algorithm_that_a_row_names_is_run() -> None:
+    row = with_algorithm(measured(4096, 4096, 4096, ratio=1.05), lead=1.02)
+    decision = ask(row)
+    assert (decision.source, decision.runs, decision.config, decision.algorithm) == ("exact", "cublaslt", None, algorithm_of())
+    assert decision.status == "measured" and decision.slowdown_bound == pytest.approx(1 / (1.05 * 1.02))
+    assert "cuBLASLt's algorithm measured 1.071" in decision.reason and "the best kernel measured 1.050" in decision.reason
+    assert str(decision).startswith("4096x4096x4096 float16 NT: exact -> lt66_t393_s35_c0 of cuBLASLt 130100")
+    assert json.loads(json.dumps(decision.to_json()))["algorithm"]["data"] == algorithm_of().data
+
+
+@pytest.mark.parametrize(("ratio", "runs"), [(1.05, "autogemm"), (0.95, "cublas")])
+def test_without_the_library_of_its_version_the_next_best_runs_with_one_notice(ratio: float, runs: str) -> None:
+    rows = [with_algorithm(measured(m, 4096, 4096, ratio=ratio), lead=1.1) for m in (64, 4096)]
+    for version, what in ((130200, "is version 130200"), (0, "is missing")):
+        device = replace(H200, cublaslt=version)
+        decision = ask(*rows, device=device)
+        assert decision.runs == runs and decision.algorithm is None and decision.row == rows[1]
+        assert f"its cuBLASLt algorithm is of version 130100, the library here {what}" in decision.reason
+        (notice,) = screen(Table.of(rows), device)
+        assert notice.cause == "cublaslt" and notice.rows == 2 and what in notice.text and not notice.skipped
+    # Where the version is not known, as for a GPU that is elsewhere, the row is believed.
+    assert ask(*rows, device=replace(H200, cublaslt=None)).runs == "cublaslt"
+    assert screen(Table.of(rows), H200) == ()
+
+
+def test_an_algorithm_is_for_dense_rows_and_the_whole_gpu() -> None:
+    row = with_algorithm(measured(4096, 4096, 4096, ratio=1.05), lead=1.02)
+    assert ask(row, dense=False).runs == "cublas"
+    budget = ask(replace(row, key=replace(row.key, sm_count=100)), sm_count=100)
+    assert (budget.runs, budget.sm_count) == ("autogemm", 100) and "no SM budget" in budget.reason
+    whole = ask(row, sm_count=100)
+    assert (whole.source, whole.runs, whole.sm_count) == ("nearest", "autogemm", 100)
+
+
+def test_an_algorithm_runs_although_the_kernel_beside_it_may_not() -> None:
+    failed = CheckSummary(level="tile", shape=None, schedules=1, model="m", findings=("race",))
+    row = replace(with_algorithm(measured(4096, 4096, 4096)), check=failed)
+    assert ask(row).runs == "cublaslt"
+    assert ask(row, device=replace(H200, cublaslt=1)).runs == "cublas"
+
+
+def test_a_neighbour_bounds_by_its_kernels_own_time_not_by_its_algorithms() -> None:
+    problem = Problem(m=40, n=4096, k=4096)
+    plain = ask(*_around_decode(), problem=problem)
+    assert plain.source == "nearest"
+    same = ask(*(with_algorithm(row, lead=1.5) for row in _around_decode()), problem=problem)
+    assert (same.runs, same.config, same.slowdown_bound) == ("autogemm", plain.config, plain.slowdown_bound)
+    assert same.regret_bound is not None and plain.regret_bound is not None and same.regret_bound > plain.regret_bound
 
 
 def test_measured_is_preferred_to_predicted_in_any_order() -> None:

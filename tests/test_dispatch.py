@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from cublaslt_fakes import algorithm_of
 from dispatch_fakes import (
     CONFIG,
     H200,
@@ -23,6 +24,7 @@ from dispatch_fakes import (
     measured,
     operands,
     predicted,
+    with_algorithm,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,6 +76,107 @@ def test_out_receives_the_product_and_is_returned(tuned: Dispatcher, machine: Fa
     assert tuned.matmul(a, b, out) is out
     same(out, a, b)
     assert len(machine.launches) == 1
+
+
+@pytest.fixture
+def library(machine: FakeMachine) -> Dispatcher:
+    """A Dispatcher whose rows name cuBLASLt algorithms: on 64 rows one faster than a good kernel, on 16 than a bad one."""
+    rows = [
+        with_algorithm(measured(64, 128, 256)),
+        with_algorithm(measured(16, 128, 256, ratio=0.9), lead=1.2, algorithm=algorithm_of(67)),
+        with_algorithm(measured(8, 128, 256), algorithm=algorithm_of(68, workspace_bytes=4096)),
+    ]
+    return dispatcher_of(rows, machine=machine)
+
+
+def test_the_algorithm_that_a_row_names_computes_the_product(library: Dispatcher, machine: FakeMachine) -> None:
+    for m, number in ((64, 66), (16, 67), (8, 68)):
+        a, b = operands(m, 128, 256)
+        same(library.matmul(a, b), a, b)
+        out = torch.full((m, 128), float("nan"), dtype=torch.float16)
+        assert library.matmul(a, b, out) is out
+        same(out, a, b)
+        assert [launch["algorithm"].algo_id for launch in machine.launches[-2:]] == [number] * 2
+        assert library.explain(a, b).runs == "cublaslt"
+    assert machine.loads == [] and len(machine.restored) == 3
+
+
+def test_a_repeated_call_of_an_algorithm_follows_memory_and_stream(library: Dispatcher, machine: FakeMachine) -> None:
+    for m, plans in ((64, 2), (8, 0)):  # one with workspace is never repeated
+        a, b = operands(m, 128, 256)
+        out = torch.empty(m, 128, dtype=torch.float16)
+        before = len(machine.launches)
+        for stream, seed in ((7, 1), (7, 2), (8, 3), (7, 4)):
+            machine.stream = stream
+            a.copy_(operands(m, 128, 256, seed=seed)[0])
+            out.fill_(float("nan"))
+            same(library.matmul(a, b, out), a, b)
+        assert len(machine.launches) == before + 4
+        assert sum(len(repeat.plans) for repeat in library._repeats.values()) == plans
+        library.refresh()
+
+
+def test_what_the_algorithm_was_not_measured_on_is_torchs(library: Dispatcher, machine: FakeMachine) -> None:
+    a, b = operands(64, 128, 256)
+    gaps = torch.randn(64, 512).half()[:, :256]
+    odd = torch.empty(64 * 256 + 1, dtype=torch.float16)[1:].view(64, 256).copy_(a)
+    for left in (gaps, odd, torch._neg_view(a)):
+        torch.testing.assert_close(library.matmul(left, b), left @ b, rtol=0, atol=0)
+    assert "16 bytes" in library.explain(odd, b).reason and library.explain(odd, b).runs == "cublas"
+    assert machine.launches == []
+    same(library.matmul(a, b, sm_count=100), a, b)  # the kernel keeps to the budget
+    assert machine.launches[-1]["sm_count"] == 100
+
+
+def test_an_algorithm_of_another_library_leaves_the_kernel_or_torch_with_one_notice() -> None:
+    machine = FakeMachine(gpu=replace(H200, cublaslt=130200))
+    rows = [with_algorithm(measured(64, 128, 256)), with_algorithm(measured(16, 128, 256, ratio=0.9), lead=1.2)]
+    dispatcher = dispatcher_of(rows, machine=machine)
+    with pytest.warns(AutogemmWarning, match="2 tuned rows .*130100.*130200") as caught:
+        for m in (64, 16, 64):
+            same(dispatcher.matmul(*operands(m, 128, 256)), *operands(m, 128, 256))
+    assert len(caught) == 1 and machine.restored == []
+    assert [launch["config"] for launch in machine.launches] == [CONFIG.binary] * 2
+
+
+def test_an_algorithm_that_the_library_refuses_leaves_the_kernel_or_torch_with_one_notice() -> None:
+    machine = FakeMachine(refuses="NOT_SUPPORTED")
+    rows = [with_algorithm(measured(64, 128, 256)), with_algorithm(measured(16, 128, 256, ratio=0.9), lead=1.2)]
+    dispatcher = dispatcher_of(rows, machine=machine)
+    with pytest.warns(AutogemmWarning, match="NOT_SUPPORTED") as caught:
+        for m in (64, 16, 64):
+            same(dispatcher.matmul(*operands(m, 128, 256)), *operands(m, 128, 256))
+    assert len(caught) == 1 and len(machine.launches) == 2
+    assert dispatcher.explain(*operands(16, 128, 256)).runs == "cublas"
+    assert "NOT_SUPPORTED" in dispatcher.explain(*operands(64, 128, 256)).reason
+
+
+def test_an_algorithm_is_restored_before_a_capture_or_not_at_all(library: Dispatcher, machine: FakeMachine) -> None:
+    a, b = operands(64, 128, 256)
+    machine.is_capturing = True
+    same(library.matmul(a, b), a, b)
+    assert machine.restored == [] and machine.launches == []
+    machine.is_capturing = False
+    assert library.decide(Problem(m=64, n=128, k=256), a.get_device()).runs == "cublaslt"
+    machine.is_capturing = True
+    same(library.matmul(a, b), a, b)
+    assert len(machine.launches) == 1
+
+
+def test_eight_threads_on_one_new_shape_restore_its_algorithm_once(library: Dispatcher, machine: FakeMachine) -> None:
+    _in_threads(library, [64] * 8)
+    assert len(machine.restored) == 1 and len(machine.launches) == 8
+
+
+def test_gradients_flow_through_an_algorithm(
+    library: Dispatcher, machine: FakeMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_current", library)
+    a, b = operands(64, 128, 256)
+    a.requires_grad_()
+    module.matmul(a, b).sum().backward()
+    torch.testing.assert_close(a.grad, torch.ones(64, 128).half() @ b.t(), rtol=1e-2, atol=1e-2)
+    assert [launch["algorithm"].algo_id for launch in machine.launches] == [66]
 
 
 def test_each_type_has_its_own_row(tuned: Dispatcher, machine: FakeMachine) -> None:

@@ -8,11 +8,12 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from cublaslt_fakes import algorithm_of
 
 from autogemm.config import NAMED
 from autogemm.errors import InputError
 from autogemm.problem import Problem
-from autogemm.record import CheckSummary, Finalist, Key, Provenance, RaceRecord, Row
+from autogemm.record import CheckSummary, CublasLtRecord, Finalist, Key, Provenance, RaceRecord, Row
 from autogemm.results import CheckReport, Environment, Finding, Measurement, Prediction, Samples
 
 CONFIG = NAMED["sm_90a"]["cooperative"]
@@ -69,7 +70,22 @@ def predicted_row(**changes: Any) -> Row:
     return replace(row, **changes)
 
 
-@pytest.mark.parametrize("row", [measured_row(), predicted_row()], ids=["measured", "predicted"])
+def row_with_algorithm(ratio: float = 1.04, lead: float = 1.02) -> Row:
+    """Return a row whose kernel is ``ratio`` times as fast as cuBLAS, and whose algorithm ``lead`` times as fast as that."""
+    row = measured_row(ratio)
+    assert row.measurement is not None
+    kernel = row.measurement.warm.kernel_s
+    evidence = replace(row.measurement, cold=replace(row.measurement.warm, cold_l2=True))
+    record = CublasLtRecord(
+        algorithm=algorithm_of(), tried=8, warm_s=tuple(t / lead for t in kernel), cold_s=kernel,
+        relative_error={"kernel": 2e-4, "baseline": 2e-4},
+    )  # fmt: skip
+    return replace(row, evidence=evidence, cublaslt=record)
+
+
+@pytest.mark.parametrize(
+    "row", [measured_row(), row_with_algorithm(), predicted_row()], ids=["measured", "with algorithm", "predicted"]
+)
 def test_a_row_survives_json(row: Row) -> None:
     stored = row.rounded()
     assert Row.from_json(json.loads(json.dumps(row.to_json()))) == stored
@@ -88,6 +104,58 @@ def test_a_row_measured_slower_than_cublas_chooses_cublas() -> None:
     assert measured_row(1.04).choice == "autogemm"
     assert measured_row(0.97).choice == "cublas"
     assert predicted_row().choice == "autogemm"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "lead", "choice", "fallback"),
+    [
+        (1.04, 1.02, "cublaslt", "autogemm"),  # faster than both
+        (1.04, 1.002, "autogemm", "autogemm"),  # within noise of the kernel
+        (1.04, 0.98, "autogemm", "autogemm"),
+        (0.97, 1.05, "cublaslt", "cublas"),  # faster than torch.matmul, which is faster than the kernel
+        (0.97, 1.032, "cublas", "cublas"),  # within noise of torch.matmul
+        (0.97, 1.0, "cublas", "cublas"),
+        (1.001, 1.001, "autogemm", "autogemm"),
+    ],
+)
+def test_an_algorithm_is_chosen_where_it_leads_both_by_more_than_noise(
+    ratio: float, lead: float, choice: str, fallback: str
+) -> None:
+    row = row_with_algorithm(ratio, lead)
+    assert (row.choice, row.fallback) == (choice, fallback)
+    assert row.ratio("cublaslt") == pytest.approx(ratio * lead) and row.spread("cublaslt") == pytest.approx(0, abs=1e-9)
+    assert row.ratio("cublaslt", cold=True) == pytest.approx(ratio) and row.ratio("cublas") == 1.0
+    # What neighbours and tables read stays the kernel's own.
+    assert row.ratio() == pytest.approx(ratio) and row.time_s == measured_row(ratio).time_s
+
+
+def test_a_row_written_before_there_were_algorithms_is_read_and_written_as_it_was() -> None:
+    document = measured_row().to_json()
+    assert "cublaslt" not in document
+    assert Row.from_json(document).to_json() == document
+
+
+def test_an_algorithm_that_is_left_out_or_damaged_is_one_clear_error() -> None:
+    whole = row_with_algorithm().to_json()
+    without = {name: value for name, value in whole.items() if name != "cublaslt"}
+    with pytest.raises(InputError, match="says choice 'cublaslt', its samples say 'autogemm'"):
+        Row.from_json(without)
+    assert Row.from_json({**without, "choice": "autogemm"}).cublaslt is None
+    held = whole["cublaslt"]
+    for damage, message in (
+        ({"algorithm": {**held["algorithm"], "data": "00"}}, "128 hex digits, got 2 characters"),
+        ({"algorithm": {**held["algorithm"], "tile_id": "20"}}, "cublaslt.algorithm.tile_id has the wrong type"),
+        ({"warm_s": held["warm_s"][:2]}, "cublaslt has 2 warm samples beside the kernel's 3"),
+        ({"warm_s": [0.0, 1.0, 1.0]}, "positive and finite"),
+        ({"tried": 0}, "tried must be at least 1"),
+        ({"surprise": 1}, "cublaslt has unknown surprise"),
+    ):
+        with pytest.raises(InputError, match=message):
+            Row.from_json({**whole, "cublaslt": {**held, **damage}})
+    with pytest.raises(InputError, match="nothing was timed"):
+        predicted_row(cublaslt=row_with_algorithm().cublaslt)
+    with pytest.raises(InputError, match="should not have: cublaslt"):
+        Row.from_json({**predicted_row().to_json(), "cublaslt": held})
 
 
 def test_a_choice_edited_against_the_samples_is_refused() -> None:
@@ -126,7 +194,9 @@ def _paths(document: Any, prefix: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]
     return found
 
 
-@pytest.mark.parametrize("row", [measured_row(), predicted_row()], ids=["measured", "predicted"])
+@pytest.mark.parametrize(
+    "row", [measured_row(), row_with_algorithm(), predicted_row()], ids=["measured", "with algorithm", "predicted"]
+)
 def test_every_field_is_required_and_typed_and_no_other_is_taken(row: Row) -> None:
     document = row.to_json()
     optional = ({"config"} | {"summary"},)  # left-out knobs take their default; the summary is for readers only
@@ -134,6 +204,8 @@ def test_every_field_is_required_and_typed_and_no_other_is_taken(row: Row) -> No
         if path[0] in optional[0] or path[-1] in ("findings", "parts_s", "utilization"):
             continue
         for damage in ("drop", "retype", "extra"):
+            if damage == "drop" and path == ("cublaslt",):
+                continue  # the choice then is another, which has a test of its own
             broken = copy.deepcopy(document)
             holder = broken
             for name in path[:-1]:
@@ -175,7 +247,8 @@ def test_staleness_names_what_changed_and_ignores_the_driver_for_predictions() -
     assert row.stale(generator="new") == ("generator was abc, is new",)
     assert len(row.stale(generator="new", compiler="nvcc", driver="1")) == 3
     assert predicted_row().stale(driver="1") == ()
-    assert row.stale() == ()
+    assert row.stale() == () and row.stale(cublaslt=1) == ()
+    assert row_with_algorithm().stale(cublaslt=130200) == ("cublaslt was 130100, is 130200",)
 
 
 def test_a_check_summary_keeps_the_kinds_of_fault() -> None:

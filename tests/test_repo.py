@@ -21,11 +21,11 @@ PACKAGE = ROOT / "autogemm"
 # A module imports from its own group or from groups above it, wherever in the file the import stands.
 GROUPS = (
     ("errors",), ("settings",), ("arch",), ("device",), ("dtypes",), ("problem",), ("config",), ("resources",),
-    ("constraints",), ("space",), ("manifest",), ("binary",), ("results",), ("record",), ("database",), ("decision",),
-    ("kernel_store",), ("predict",), ("kernel",), ("compile",), ("simulate",), ("runtime",), ("measure",), ("search",),
-    ("torch_ops",), ("dispatch",), ("layers",), ("loading", "local"), ("bundle",), ("database_tools",), ("verify",),
-    ("shapes",),
-    ("model_shapes",), ("report", "doctor"),
+    ("constraints",), ("space",), ("manifest",), ("binary",), ("results",), ("decoding",), ("algorithm",), ("record",),
+    ("database",), ("decision",), ("kernel_store",), ("predict",), ("kernel",), ("compile",), ("simulate",), ("runtime",),
+    ("measure",), ("search",),
+    ("torch_ops",), ("cuda_machine",), ("dispatch",), ("layers",), ("loading", "local"), ("bundle",), ("database_tools",),
+    ("verify",), ("shapes",), ("model_shapes",), ("report", "doctor"),
     ("cli",), ("__main__",),
 )  # fmt: skip
 RANK = {name: i for i, names in enumerate(GROUPS) for name in names}
@@ -38,6 +38,7 @@ CONFINED = {
         "runtime/",
         "measure/",
         "dispatch.py",
+        "cuda_machine.py",
         "torch_ops.py",
         "layers.py",
         "loading.py",

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from dispatch_fakes import with_algorithm
 
 from autogemm.config import named_config
 from autogemm.errors import InputError
@@ -66,6 +67,12 @@ def test_rows_show_spread_baseline_tie_set_and_status() -> None:
     assert "1.100 ± 0.040" in page and "110.00" in page  # ratio to cuBLAS, its median time
     assert '<span class="measured">measured</span>' in page and '<span class="predicted">predicted</span>' in page
     assert "by closed-form-1" in page and "0.12%" in page and "3.0%" in page
+
+
+def test_the_algorithm_that_a_row_names_stands_beside_its_kernel() -> None:
+    page = render_report([with_algorithm(measured(), lead=1.02)], {}, title="t")
+    assert "1.100 ± 0.040" in page and "1.122 ± 0.041" in page and "<td>cublaslt</td>" in page
+    assert "of what dispatch runs 1.122 x cuBLAS" in page and "lt66_t393_s35_c0" in page
 
 
 def test_predictions_alone_get_no_comparison_with_cublas() -> None:

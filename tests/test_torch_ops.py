@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from dispatch_fakes import CONFIG, SKINNY, FakeMachine, dispatcher_of, measured, operands, predicted
+from dispatch_fakes import CONFIG, SKINNY, FakeMachine, dispatcher_of, measured, operands, predicted, with_algorithm
 from torch.nn import functional
 
 import autogemm.dispatch as module
@@ -221,6 +221,28 @@ def test_a_patched_block_compiles_without_graph_breaks_and_launches(
         assert len(machine.launches) == 3
         other = torch.randn(3, 16, WIDTH).half()
         torch.testing.assert_close(compiled(other), block(other), rtol=2e-2, atol=2e-2)
+
+
+def test_layers_that_gain_by_an_algorithm_are_swapped_and_compile(
+    machine: FakeMachine, block: Block, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = measured(TOKENS, WIDTH, INNER, ratio=0.9)
+    rows = [with_algorithm(row, lead=1.2) for row in (measured(TOKENS, 3 * WIDTH, WIDTH), slow)]
+    rows.append(measured(TOKENS, WIDTH, WIDTH))
+    made = dispatcher_of(rows, machine=machine)
+    monkeypatch.setattr(module, "_current", made)
+    report = patch(block)
+    assert {layer.name: layer.gains[0].ratio for layer in report.swapped} == {
+        "qkv": pytest.approx(1.32), "down": pytest.approx(1.08), "out": pytest.approx(1.1)
+    }  # fmt: skip
+    x = torch.randn(2, 16, WIDTH).half()
+    with torch.no_grad():
+        expected = block(x)
+        machine.launches.clear()
+        compiled = torch.compile(block, backend="aot_eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), expected, rtol=2e-2, atol=2e-2)
+    assert ["algorithm" in launch for launch in machine.launches] == [True, False, True]
+    torch._dynamo.reset()
 
 
 def test_a_compiled_step_trains_through_the_kernels(shared: Dispatcher, machine: FakeMachine, block: Block) -> None:

@@ -15,12 +15,14 @@ from typing import Any
 
 import landscape
 import pytest
+from cublaslt_fakes import algorithm_of
 from search_fakes import H200, PROBLEM, FakeBench, fake_binary, space_of, write_candidates
 
 from autogemm.arch import gpu
 from autogemm.config import Config
 from autogemm.database import Database
 from autogemm.errors import DatabaseError, IllegalConfig, InputError, NothingFound
+from autogemm.measure.timer import CUBLASLT
 from autogemm.problem import Problem
 from autogemm.results import Outcome
 from autogemm.search.candidates import entrants, ranked
@@ -91,6 +93,77 @@ def test_a_kernel_slower_than_cublas_becomes_a_row_that_chooses_cublas(tmp_path:
     problem, times = times_of(0)
     run = Run(tmp_path / "db", candidates, times, problem=problem, baseline_s=0.9 * min(times.values()))
     assert run.row.choice == "cublas" and run.row.ratio() == pytest.approx(0.9, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "cublaslt", "choice"),
+    [(1.05, 0.95, "cublaslt"), (1.05, 1.0, "autogemm"), (1.05, 1.02, "autogemm"), (0.97, 0.9, "cublaslt"),
+     (0.97, 0.97, "cublas"), (0.97, 0.985, "cublas")],
+)  # fmt: skip
+def test_the_row_names_the_algorithm_only_where_it_is_fastest(
+    tmp_path: Path, candidates: Path, baseline: float, cublaslt: float, choice: str
+) -> None:
+    problem, times = times_of(2)
+    best = min(times.values())
+    for seed in range(4):
+        run = Run(
+            tmp_path / f"db{seed}", candidates, times, problem=problem, baseline_s=baseline * best, cublaslt_s=cublaslt * best,
+            seed=seed, fresh=True, noise=0.002,
+        )  # fmt: skip
+        row = run.database.lookup(run.row.key)
+        assert row == run.row and row.choice == choice and row.cublaslt is not None and row.measurement is not None
+        assert row.cublaslt.algorithm == algorithm_of() and row.cublaslt.tried == 8
+        # Our best kernel and the algorithm stand side by side, each against torch.matmul in the same rounds.
+        assert times[row.config] <= 1.01 * best and len(row.cublaslt.warm_s) == len(row.measurement.warm.kernel_s) >= 8
+        assert row.ratio() == pytest.approx(baseline * best / times[row.config], rel=0.006)
+        assert row.ratio("cublaslt") == pytest.approx(baseline / cublaslt, rel=0.006)
+        assert row.cublaslt.cold_s is not None and row.measurement.cold is not None
+        assert {finalist.config for finalist in row.race.finalists} <= set(CONFIGS) if row.race else False
+
+
+def test_an_algorithm_that_fails_while_it_is_timed_leaves_the_row_as_without_one(tmp_path: Path, candidates: Path) -> None:
+    problem, times = times_of(2)
+
+    class Failing(FakeBench):
+        def round(self, names: Sequence[str]) -> dict[str, float]:
+            return {name: t for name, t in super().round(names).items() if name != CUBLASLT}
+
+    bench = Failing(times, BASELINE_S, cublaslt_s=1e-6)
+    options = Options(space=space_of(CONFIGS), candidates=candidates)
+    with Tuner(H200, evaluator="device", db=Database(tmp_path / "db"), options=options, bench=lambda p: bench) as tuner:
+        row = tuner.tune(problem)
+    assert row.cublaslt is None and CUBLASLT in bench.admitted
+    assert row.race is not None and row.race.finalists[0].kernel_s == row.evidence.warm.kernel_s
+
+
+def test_algorithms_are_left_out_where_they_are_not_wanted_or_keep_to_no_budget(tmp_path: Path, candidates: Path) -> None:
+    problem, times = times_of(2)
+    for name, options, sm_count in (("off", {"cublaslt": False}, None), ("budget", {}, 100)):
+        bench = FakeBench(times, BASELINE_S, cublaslt_s=1e-6)
+        chosen = Options(space=space_of(CONFIGS), candidates=candidates, **options)
+        with Tuner(
+            H200,
+            evaluator="device",
+            db=Database(tmp_path / name),
+            options=chosen,
+            bench=lambda p, b=bench: b,
+            sm_count=sm_count,
+        ) as tuner:
+            assert tuner.tune(problem).cublaslt is None
+        assert CUBLASLT not in bench.admitted
+
+
+def test_a_row_of_another_cublaslt_is_tuned_again(tmp_path: Path, candidates: Path) -> None:
+    problem, times = times_of(2)
+    first = Run(tmp_path / "db", candidates, times, problem=problem, cublaslt_s=1e-6)
+    options = Options(space=space_of(CONFIGS), candidates=candidates)
+    for version, again in ((130100, False), (130200, True)):
+        bench, events = FakeBench(times, BASELINE_S, cublaslt_s=1e-6), []
+        device = replace(H200, cublaslt=version)
+        with Tuner(device, evaluator="device", db=first.database, options=options, bench=lambda p, b=bench: b) as tuner:
+            tuner.tune(problem, None, events.append)
+        assert events[-1].reused is not again
+        assert any("cublaslt was 130100, is 130200" in e.text for e in events if isinstance(e, Note)) is again
 
 
 def test_ten_seeds_choose_configs_within_one_percent(tmp_path: Path, candidates: Path) -> None:

@@ -10,13 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cublaslt_fakes import algorithm_of
 from fakes import make_binary
 
 from autogemm.config import Config
 from autogemm.errors import InputError, LaunchError
 from autogemm.measure.device_bench import DeviceBench
 from autogemm.measure.faults import TrialFault
-from autogemm.measure.timer import BASELINE
+from autogemm.measure.timer import BASELINE, CUBLASLT
 from autogemm.measure.worker import Worker, WorkerError
 from autogemm.problem import Problem
 from autogemm.results import Outcome
@@ -101,6 +102,29 @@ def test_nobody_is_blamed_for_a_fault_that_no_kernel_shows_alone(bench: DeviceBe
         assert admit(bench, name, does) is Outcome.OK
     assert bench.round(["a", "odd"]) == {BASELINE: 1e-5, "a": 2e-5, "odd": 3e-5}
     assert not bench.failures and "one kernel at a time" in bench.notes[0]
+
+
+def test_the_algorithm_found_is_the_one_that_a_new_worker_times(bench: DeviceBench) -> None:
+    found = bench.admit_cublaslt()
+    assert found.tried == 8 and admit(bench, "ok", "ok:2e-5") is Outcome.OK
+    expected = {BASELINE: 1e-5, "ok": 2e-5, CUBLASLT: pytest.approx(1e-6 * found.algorithm.algo_id)}
+    assert bench.round(["ok", CUBLASLT]) == expected
+    assert admit(bench, "bad", "abort") is Outcome.ABORT
+    assert bench.round(["ok", CUBLASLT]) == expected and bench.restarts == 1
+
+
+def test_an_algorithm_that_is_wrong_fails_or_is_not_to_be_found_costs_the_kernels_nothing(bench: DeviceBench) -> None:
+    assert admit(bench, "ok", "ok:2e-5") is Outcome.OK
+    assert bench.admit_algorithm(algorithm_of(1235)).outcome is Outcome.INCORRECT
+    assert bench.round(["ok", CUBLASLT]) == {BASELINE: 1e-5, "ok": 2e-5}
+    assert bench.admit_algorithm(algorithm_of(1234)).outcome is Outcome.OK
+    assert bench.round(["ok", CUBLASLT]) == {BASELINE: 1e-5, "ok": 2e-5}
+    assert bench.failures[CUBLASLT].outcome is Outcome.ABORT
+    bench.open(replace(PROBLEM, k=64))
+    with pytest.raises(InputError, match="accurately"):
+        bench.admit_cublaslt()
+    with pytest.raises(InputError, match="never admitted"):
+        bench.round([CUBLASLT])
 
 
 def test_many_bad_candidates_among_good_ones(bench: DeviceBench) -> None:

@@ -42,8 +42,7 @@ def bench(
 
     Without shapes: every measured row of the GPU here. Nothing is written to the database.
     """
-    if against not in ("cublas", "cublaslt"):
-        raise InputError(f"unknown baseline {against!r}; --against takes cublas or cublaslt")
+    options.require_baseline(against)
     if out is not None and not out.resolve().parent.is_dir():
         raise InputError(f"can't write {out}: its folder does not exist")
     database = options.database(db)

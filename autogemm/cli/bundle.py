@@ -49,4 +49,6 @@ def bundle(
     render.line(f"{report.path}: {report.rows} rows, {report.kernels} kernels, {report.bytes >> 10} KiB")
     if report.cublas:
         render.line(f"  cuBLAS is faster on {', '.join(report.cublas)}")
+    if report.cublaslt:
+        render.line(f"  an algorithm of cuBLASLt is fastest on {', '.join(report.cublaslt)}")
     render.line(f"  identity {report.sha256}")

@@ -107,6 +107,16 @@ def _problem(extents: tuple[int, int, int], kind: str) -> Problem:
     return problem
 
 
+def require_baseline(against: str) -> None:
+    """Refuse a value of --against that names nothing to compare with.
+
+    Raises:
+        InputError: neither cublas nor cublaslt.
+    """
+    if against not in ("cublas", "cublaslt"):
+        raise InputError(f"unknown baseline {against!r}; --against takes cublas or cublaslt")
+
+
 def knobs(settings: Sequence[str] | None) -> dict[str, str]:
     """Return KNOB=VALUE texts as a dict.
 

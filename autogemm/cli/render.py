@@ -20,7 +20,7 @@ from ..decision import Decision
 from ..doctor import Item
 from ..errors import InputError
 from ..problem import Problem
-from ..record import Row
+from ..record import Choice, Row
 from ..results import CheckReport, Prediction
 from ..shapes import Shape
 
@@ -130,12 +130,19 @@ def tflops(problem: Problem, seconds: float) -> str:
 
 def against(row: Row) -> str:
     """Return the ratio to cuBLAS with its spread; a dash for a prediction, which has none."""
-    ratio, spread = row.ratio(), row.spread()
+    return _ratio(row, "autogemm")
+
+
+def _ratio(row: Row, choice: Choice) -> str:
+    ratio, spread = row.ratio(choice), row.spread(choice)
     return "-" if ratio is None or spread is None else f"{ratio:.3f} ± {spread:.3f}"
 
 
 def row_table(rows: Sequence[Row], stale: Mapping[int, Sequence[str]] | None = None) -> None:
-    """Print Rows, one a line; ``stale`` maps an index to the reasons why that Row is out of date."""
+    """Print Rows, one a line; ``stale`` maps an index to the reasons why that Row is out of date.
+
+    ``x cuBLAS`` is the kernel's ratio, ``cuBLASLt`` that of the best of cuBLASLt's own algorithms, to the same torch.matmul.
+    """
     lines: list[list[str | Text]] = []
     for i, row in enumerate(rows):
         measured = row.status == "measured"
@@ -147,11 +154,14 @@ def row_table(rows: Sequence[Row], stale: Mapping[int, Sequence[str]] | None = N
             [
                 row.key.problem.shape, row.key.dtype, row.key.gpu, str(row.key.sm_count), row.config.id,
                 Text(row.status, style="green" if measured else "yellow"), duration(row.time_s),
-                tflops(row.key.problem, row.time_s), against(row), tied, row.provenance.date[:10], what,
+                tflops(row.key.problem, row.time_s), against(row), _ratio(row, "cublaslt"), tied,
+                row.provenance.date[:10], what,
             ]
         )  # fmt: skip
-    columns = ("shape", "dtype", "gpu", "SMs", "config", "status", "time", "TFLOP/s", "x cuBLAS", "tied", "date", "what")
-    table(columns, lines, right=("SMs", "time", "TFLOP/s", "x cuBLAS", "tied"))
+    columns = (
+        "shape", "dtype", "gpu", "SMs", "config", "status", "time", "TFLOP/s", "x cuBLAS", "cuBLASLt", "tied", "date", "what",
+    )  # fmt: skip
+    table(columns, lines, right=("SMs", "time", "TFLOP/s", "x cuBLAS", "cuBLASLt", "tied"))
 
 
 def row_summary(row: Row) -> None:
@@ -165,6 +175,9 @@ def row_summary(row: Row) -> None:
         line(f"{head}, measured, {against(row)} x cuBLAS{tied}", "green")
         if row.choice == "cublas":
             line("  cuBLAS was faster: dispatch uses torch.matmul for this shape")
+        if row.cublaslt is not None:
+            chosen = ": dispatch runs it" if row.choice == "cublaslt" else ""
+            line(f"  best cuBLASLt algorithm ({row.cublaslt.algorithm}) {_ratio(row, 'cublaslt')} x cuBLAS{chosen}")
     line(f"  config {row.config.id}: {row.config}")
     if row.check is not None:
         verdict = "passed" if row.check.passed else f"FAILED ({', '.join(row.check.findings)})"
@@ -214,8 +227,7 @@ def check_report(name: str, report: CheckReport) -> None:
 
 def decision(result: Decision) -> None:
     """Print what dispatch runs and why."""
-    runs = "torch.matmul (cuBLAS)" if result.config is None else result.config.id
-    line(f"{result.problem}: runs {runs}", "bold")
+    line(f"{result.problem}: runs {'torch.matmul (cuBLAS)' if result.runs == 'cublas' else result.what}", "bold")
     line(f"  source: {result.source}; evidence: {result.status}")
     line(f"  because {result.reason}")
     if result.config is not None:

@@ -57,6 +57,9 @@ def tune(
     predict: Annotated[bool, typer.Option("--predict", help="Predict by model even where a GPU could measure.")] = False,
     sm_count: Annotated[int | None, typer.Option("--sm-count", min=1, metavar="N", help="SMs to occupy. Default: all.")] = None,
     no_check: Annotated[bool, typer.Option("--no-check", help="Do not execute candidates on the CPU first.")] = False,
+    against: Annotated[
+        str, typer.Option("--against", metavar="cublas|cublaslt", help="cublas leaves cuBLASLt's own algorithms out.")
+    ] = "cublaslt",
     fresh: Annotated[bool, typer.Option("--fresh", help="Search again although a valid row is there.")] = False,
     workers: options.WorkersOption = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of a sampler that draws at random.")] = 0,
@@ -76,6 +79,7 @@ def tune(
         raise InputError("--candidates is a fixed set of kernels; leave out --set, --config and --space")
     if sampler not in (None, "order", "tpe", "random"):
         raise InputError(f"unknown sampler {sampler!r}; use order, tpe or random")
+    options.require_baseline(against)
     _early(arch, config, options.knobs(settings), problems[0])
     where = target.resolve(arch, gpu, predict=predict)
     arch_name = where.device.arch
@@ -94,7 +98,7 @@ def tune(
         study_names(storage, STUDY_PREFIX)
     chosen = Options(
         space=narrowed, candidates=candidates, storage=storage, sampler=sampler, seed=seed,  # type: ignore[arg-type]
-        workers=workers, check=not no_check, fresh=fresh,
+        workers=workers, check=not no_check, fresh=fresh, cublaslt=against == "cublaslt",
     )  # fmt: skip
     opening = ""
     if where.index is None:

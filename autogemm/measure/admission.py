@@ -1,9 +1,10 @@
-"""What became of a kernel at the gate it must pass before it may be timed."""
+"""What became of a kernel, or of cuBLASLt's algorithms, at the gate they must pass before they may be timed."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ..algorithm import Algorithm
 from ..results import Outcome
 
 
@@ -21,3 +22,17 @@ class Admitted:
     outcome: Outcome
     reason: str = ""
     relative_error: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Searched:
+    """The fastest of cuBLASLt's algorithms on one problem.
+
+    Attributes:
+        tried: algorithms that passed the gate and were compared.
+        relative_error: as in Admitted.
+    """
+
+    algorithm: Algorithm
+    tried: int
+    relative_error: dict[str, float]

@@ -158,7 +158,8 @@ def bench(
         errors = {name: session.admit_call(name, call) for name, call in calls.items()}
         tried = 0
         if cublaslt:
-            tried, errors[CUBLASLT] = session.admit_cublaslt()
+            searched = session.admit_cublaslt()
+            tried, errors[CUBLASLT] = searched.tried, searched.relative_error
         names = list(errors)
         warm = [session.round(names) for _ in range(warm_rounds)]
         cold = [session.round(names, cold=True) for _ in range(cold_rounds)]

@@ -11,16 +11,19 @@ from typing import Final
 
 import torch
 
+from ..algorithm import Algorithm
 from ..binary import Binary
 from ..config import LaunchKnobs
 from ..constraints import problem_violations
-from ..errors import IllegalConfig, InputError, NothingFound
+from ..errors import IllegalConfig, InputError, LaunchError, NothingFound
 from ..problem import Problem
 from ..results import Environment, Outcome
+from ..runtime.cublaslt import cublaslt
 from ..runtime.driver import cuda_driver
 from ..runtime.launcher import Kernel
+from .admission import Searched
 from .correctness import GuardedOutput, check, integer_operands, random_operands
-from .cublaslt import Algorithm, CublasLt
+from .cublaslt import offered
 from .cuda_timer import Call, CudaTimer, OperandSet, timing_event
 from .environment import Recorder
 from .faults import TrialFault
@@ -79,7 +82,6 @@ class DeviceSession:
             self._output = GuardedOutput(problem, dtype, target)
             base = OperandSet(a=self._operands.a, b=self._operands.b, out=self._output.matrix)
             self.timer = CudaTimer(base, torch_matmul, seed=self.seed)
-        self._cublaslt: CublasLt | None = None
         self._settled = False
 
     @property
@@ -117,40 +119,53 @@ class DeviceSession:
         self.timer.add(name, call)
         return {"kernel": error, "baseline": self.baseline_error}
 
-    def admit_cublaslt(self) -> tuple[int, dict[str, float]]:
-        """Register the fastest cuBLASLt algorithm as ``CUBLASLT``; return how many were tried and its ``relative_error``.
+    def admit_cublaslt(self) -> Searched:
+        """Search cuBLASLt's algorithms, register the fastest as ``CUBLASLT`` and return it.
 
-        Chosen by median in interleaved rounds.
+        Chosen by median in interleaved rounds, each restored from its bytes, as dispatch would run it.
 
         Raises:
             MissingDependency: no cuBLASLt library beside torch.
+            LaunchError: cuBLASLt offers nothing for the problem.
             NothingFound: no algorithm passes the gate.
         """
-        if self._cublaslt is None:
-            self._cublaslt = CublasLt(self.device)
-        a, b, out = self._operands.a, self._operands.b, self._output.matrix
-        with torch.cuda.device(self.device):
-            algorithms = self._cublaslt.algorithms(a, b, out)
-            usable: dict[str, Algorithm] = {}
-            for i, algorithm in enumerate(algorithms):
-                try:
-                    self.admit_call(f"{CUBLASLT}-{i}", algorithm)
-                    usable[f"{CUBLASLT}-{i}"] = algorithm
-                except TrialFault as failed:  # some sum partial products in 16 bits
-                    if failed.fault.outcome is not Outcome.INCORRECT:
-                        raise
-            if not usable:
-                raise NothingFound(f"none of {len(algorithms)} cuBLASLt algorithms computes {self.problem} accurately")
-            taken: dict[str, list[float]] = {name: [] for name in usable}
-            for _ in range(SEARCH_ROUNDS):
-                times = self.round(list(usable))
-                for name, samples in taken.items():
-                    samples.append(times[name])
-            best = min(usable, key=lambda name: statistics.median(taken[name]))
-            error = self.admit_call(CUBLASLT, usable[best])
+        algorithms = offered(cublaslt(self.device), self.problem)
+        usable: dict[str, Algorithm] = {}
+        for i, algorithm in enumerate(algorithms):
+            name = f"{CUBLASLT}-{i}"
+            try:
+                self._admit_restored(name, algorithm)
+            except LaunchError:
+                continue
+            except TrialFault as failed:
+                if failed.fault.outcome is not Outcome.INCORRECT:
+                    raise
+                continue
+            usable[name] = algorithm
+        if not usable:
+            raise NothingFound(f"none of {len(algorithms)} cuBLASLt algorithms computes {self.problem} accurately")
+        taken: dict[str, list[float]] = {name: [] for name in usable}
+        for _ in range(SEARCH_ROUNDS):
+            times = self.round(list(usable))
+            for name, samples in taken.items():
+                samples.append(times[name])
+        best = usable[min(usable, key=lambda name: statistics.median(taken[name]))]
         for name in usable:
             self.timer.remove(name)
-        return len(usable), error
+        return Searched(algorithm=best, tried=len(usable), relative_error=self.admit_algorithm(best))
+
+    def admit_algorithm(self, algorithm: Algorithm) -> dict[str, float]:
+        """Check one cuBLASLt algorithm and register it as ``CUBLASLT``; return its ``relative_error``.
+
+        Raises:
+            MissingDependency: no cuBLASLt library beside torch.
+            LaunchError: it can't run here.
+            TrialFault: it is wrong.
+        """
+        return self._admit_restored(CUBLASLT, algorithm)
+
+    def _admit_restored(self, name: str, algorithm: Algorithm) -> dict[str, float]:
+        return self.admit_call(name, cublaslt(self.device).restore(algorithm, self.problem))
 
     def round(self, names: Sequence[str], *, cold: bool = False) -> dict[str, float]:
         """Return one sample per name and of the baseline; see CudaTimer.round. Clocks and power are read meanwhile."""

@@ -13,12 +13,13 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final
 
+from ..algorithm import Algorithm
 from ..binary import Binary
 from ..config import Config
 from ..errors import InputError, LaunchError
 from ..problem import Problem
 from ..results import Environment, Outcome
-from .admission import Admitted
+from .admission import Admitted, Searched
 from .faults import Fault, TrialFault
 from .nvml import open_nvml, pci_bus_id
 from .timer import BASELINE, CUBLASLT, Timer
@@ -35,6 +36,9 @@ _MEMORY_SLACK: Final = 256 << 20
 _BASELINE_SLACK: Final = 1.5
 # Rounds in which no single kernel could be blamed, before the evaluator gives up.
 _MAX_UNEXPLAINED: Final = 3
+
+# What is registered under a name: a kernel, or under CUBLASLT an algorithm of cuBLASLt.
+_Candidate = tuple[Binary, Config] | Algorithm
 
 
 class DeviceBench:
@@ -66,12 +70,11 @@ class DeviceBench:
         self._trial_timeout_s, self._round_timeout_s = trial_timeout_s, round_timeout_s
         self._memory_used = memory_used if memory_used is not None else _nvml_memory(device)
         self._memory_before = self._memory_used()
-        self._candidates: dict[str, tuple[Binary, Config]] = {}
+        self._candidates: dict[str, _Candidate] = {}
         self._present: set[str] = set()
         self._baselines: list[float] = []
         self._careful = False
         self._unexplained = 0
-        self._wants_cublaslt = False
         self._worker: Worker | None = None
         self._spare: Worker | None = None
         self._seed = seed
@@ -85,7 +88,7 @@ class DeviceBench:
         self.failures, self._candidates = {}, {}
         self._present = set()
         self._baselines = []
-        self._careful, self._unexplained, self._wants_cublaslt = False, 0, False
+        self._careful, self._unexplained = False, 0
         self._seed = self._given_seed
         self._ask_open()
 
@@ -97,21 +100,24 @@ class DeviceBench:
         """
         if name in (BASELINE, CUBLASLT):
             raise InputError(f"{name!r} is reserved; choose another name")
-        self.failures.pop(name, None)
-        try:
-            error = self._ask_admit(name, binary, config)
-        except TrialFault as failed:
-            self._fail(name, failed.fault)
-            return Admitted(outcome=failed.fault.outcome, reason=failed.fault.detail)
-        self._candidates[name] = (binary, config)
-        return Admitted(outcome=Outcome.OK, relative_error=error)
+        return self._admit(name, (binary, config))
 
-    def admit_cublaslt(self) -> int:
-        """Register the best of cuBLASLt's algorithms as ``CUBLASLT``; return how many were tried."""
-        tried: int = self._call("admit_cublaslt", timeout_s=self._round_timeout_s)
-        self._wants_cublaslt = True
+    def admit_cublaslt(self) -> Searched:
+        """Register the best of cuBLASLt's algorithms as ``CUBLASLT`` and return it.
+
+        Raises:
+            InputError: there is no library, or no algorithm is accurate.
+            TrialFault: cuBLASLt failed.
+        """
+        self.failures.pop(CUBLASLT, None)
+        found: Searched = self._call("admit_cublaslt", timeout_s=self._round_timeout_s)
+        self._candidates[CUBLASLT] = found.algorithm
         self._present.add(CUBLASLT)
-        return tried
+        return found
+
+    def admit_algorithm(self, algorithm: Algorithm) -> Admitted:
+        """Check one cuBLASLt algorithm and register it as ``CUBLASLT`` if it is right."""
+        return self._admit(CUBLASLT, algorithm)
 
     def round(self, names: Sequence[str]) -> dict[str, float]:
         """Return one warm sample per name and of the baseline (the Timer protocol); failed candidates are left out."""
@@ -152,7 +158,7 @@ class DeviceBench:
     def _round(self, names: Sequence[str], *, cold: bool) -> dict[str, float]:
         while True:
             wanted = [name for name in dict.fromkeys(names) if name not in self.failures and name != BASELINE]
-            unknown = [name for name in wanted if name not in self._candidates and name != CUBLASLT]
+            unknown = [name for name in wanted if name not in self._candidates]
             if unknown:
                 raise InputError(f"{', '.join(unknown)} was never admitted")
             wanted = self._make_present(wanted)
@@ -170,8 +176,7 @@ class DeviceBench:
 
     def _blame(self, name: str | None, fault: Fault) -> None:
         """Charge a fault of a round to the kernel that ran; where several ran, look closer from now on."""
-        if name in self._candidates:
-            assert name is not None
+        if name is not None and name in self._candidates:
             self._fail(name, fault)
             return
         self._careful = True
@@ -189,12 +194,9 @@ class DeviceBench:
         """Register ``names`` in the present worker, each checked alone again if the worker is new; return those that passed."""
         usable = []
         for name in names:
-            if name == CUBLASLT:
-                if name not in self._present and self._wants_cublaslt:
-                    self.admit_cublaslt()
-            elif name != BASELINE and (not self._live() or name not in self._present):
+            if name != BASELINE and (not self._live() or name not in self._present):
                 try:
-                    self._ask_admit(name, *self._candidates[name])
+                    self._ask_admit(name, self._candidates[name])
                 except TrialFault as failed:
                     self._fail(name, failed.fault)
                     # Those before it are gone with the worker if it died.
@@ -202,9 +204,23 @@ class DeviceBench:
             usable.append(name)
         return usable
 
-    def _ask_admit(self, name: str, binary: Binary, config: Config) -> dict[str, float]:
-        arguments = (name, binary, config.launch, self.sm_count)
-        error: dict[str, float] = self._call("admit", *arguments, timeout_s=self._trial_timeout_s)
+    def _admit(self, name: str, candidate: _Candidate) -> Admitted:
+        self.failures.pop(name, None)
+        try:
+            error = self._ask_admit(name, candidate)
+        except TrialFault as failed:
+            self._fail(name, failed.fault)
+            return Admitted(outcome=failed.fault.outcome, reason=failed.fault.detail)
+        self._candidates[name] = candidate
+        return Admitted(outcome=Outcome.OK, relative_error=error)
+
+    def _ask_admit(self, name: str, candidate: _Candidate) -> dict[str, float]:
+        error: dict[str, float]
+        if isinstance(candidate, Algorithm):
+            error = self._call("admit_algorithm", candidate, timeout_s=self._trial_timeout_s)
+        else:
+            binary, config = candidate
+            error = self._call("admit", name, binary, config.launch, self.sm_count, timeout_s=self._trial_timeout_s)
         self._present.add(name)
         return error
 

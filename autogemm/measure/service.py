@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
+from ..algorithm import Algorithm
 from ..binary import Binary
 from ..config import LaunchKnobs
 from ..errors import InputError
 from ..problem import Problem
 from ..results import Environment, Outcome
+from .admission import Searched
 from .device import DeviceSession
 from .faults import Fault, TrialFault
 
@@ -43,9 +45,13 @@ class DeviceService:
         torch.cuda.empty_cache()
         raise TrialFault(Fault(outcome=Outcome.LAUNCH_FAILED, detail=detail, sticky=False))
 
-    def admit_cublaslt(self) -> int:
-        """See DeviceSession.admit_cublaslt; returns how many algorithms were tried."""
-        return self._open.admit_cublaslt()[0]
+    def admit_cublaslt(self) -> Searched:
+        """See DeviceSession.admit_cublaslt."""
+        return self._open.admit_cublaslt()
+
+    def admit_algorithm(self, algorithm: Algorithm) -> dict[str, float]:
+        """See DeviceSession.admit_algorithm."""
+        return self._open.admit_algorithm(algorithm)
 
     def round(self, names: Sequence[str], cold: bool) -> dict[str, float]:
         """See DeviceSession.round."""

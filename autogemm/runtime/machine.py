@@ -6,13 +6,18 @@ from typing import Any, Protocol
 
 import torch
 
+from ..algorithm import Algorithm
 from ..binary import Binary
 from ..config import LaunchKnobs
 from ..device import Device
+from ..problem import Problem
 
 
 class Launch(Protocol):
-    """A loaded kernel: ``out[M,N] = a[M,K] . b[N,K]^T``; launcher.Kernel is the real one."""
+    """A loaded kernel, or a restored algorithm of cuBLASLt, which ignores ``launch`` and ``sm_count``.
+
+    It computes ``out[M,N] = a[M,K] . b[N,K]^T``; launcher.Kernel and cublaslt.LoadedAlgorithm are the real ones.
+    """
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, launch: LaunchKnobs, sm_count: int
@@ -47,6 +52,13 @@ class Machine(Protocol):
 
         Raises:
             LaunchError: the driver refuses it.
+        """
+
+    def restore(self, algorithm: Algorithm, problem: Problem, index: int) -> Launch:
+        """Return ``algorithm`` ready to compute ``problem`` with dense operands on GPU ``index``.
+
+        Raises:
+            LaunchError, MissingDependency: it can't run here.
         """
 
     def capturing(self) -> bool:

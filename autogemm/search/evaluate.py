@@ -9,18 +9,22 @@ from typing import Final, Literal, Protocol
 from ..arch import Gpu
 from ..binary import Binary
 from ..config import Config
-from ..errors import NothingFound
-from ..measure.admission import Admitted
-from ..measure.timer import BASELINE, Timer
+from ..errors import InputError, NothingFound
+from ..measure.admission import Admitted, Searched
+from ..measure.faults import TrialFault
+from ..measure.paired import Paired, complete, evidence
+from ..measure.timer import BASELINE, CUBLASLT, Timer
 from ..predict.closed_form import predict
 from ..problem import Problem
-from ..record import CheckSummary, Finalist, RaceRecord
-from ..results import Environment, Measurement, Outcome, Prediction, Samples
+from ..record import CheckSummary, CublasLtRecord, Finalist, RaceRecord
+from ..results import Environment, Measurement, Outcome, Prediction
 from .race import Rules, run_final, run_heat
 from .trial import Trial
 
 # Interleaved rounds with a flushed L2 that the winner gets for its Row; they decide nothing.
 COLD_ROUNDS: Final = 9
+# Rounds after which the winner and cuBLASLt's best algorithm are tested against each other.
+PLAY_OFF: Final = (8, 12, 18, 27, 40)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,6 +48,7 @@ class Choice:
     candidate: Candidate
     evidence: Measurement | Prediction
     race: RaceRecord | None = None
+    cublaslt: CublasLtRecord | None = None
 
 
 class Evaluator(Protocol):
@@ -100,6 +105,13 @@ class Bench(Timer, Protocol):
     def admit(self, name: str, binary: Binary, config: Config) -> Admitted:
         """Check a kernel for correctness and register it as ``name``."""
 
+    def admit_cublaslt(self) -> Searched:
+        """Search cuBLASLt's algorithms and register the fastest as CUBLASLT.
+
+        Raises:
+            InputError, TrialFault: there is none that could be used.
+        """
+
     def cold_round(self, names: Sequence[str]) -> dict[str, float]:
         """Like ``round``, with the operands evicted from the L2 cache before every call."""
 
@@ -115,9 +127,16 @@ class DeviceEvaluator:
 
     kind: Literal["device"] = "device"
 
-    def __init__(self, bench: Bench, rules: Rules | None = None, *, owns_bench: bool = True) -> None:
-        """Time on ``bench``, which ``close`` ends too unless it belongs to someone else."""
+    def __init__(
+        self, bench: Bench, rules: Rules | None = None, *, owns_bench: bool = True, cublaslt: bool = False
+    ) -> None:  # fmt: skip
+        """Time on ``bench``, which ``close`` ends too unless it belongs to someone else.
+
+        Args:
+            cublaslt: let the winner meet the best of cuBLASLt's algorithms, where there are any.
+        """
         self._bench, self.rules, self._owns_bench = bench, rules if rules is not None else Rules(), owns_bench
+        self._cublaslt = cublaslt
         self._admitted: dict[str, Admitted] = {}
         self._leader: tuple[float, str] | None = None
 
@@ -155,19 +174,42 @@ class DeviceEvaluator:
             raise NothingFound("no candidate passed its correctness check on the GPU")
         result = run_final(self._bench, list(ready), rules=self.rules, entered=max(entered, len(ready)), stop=stop)
         winner, samples = result.winner, result.heat.samples
-        count = len(samples[winner])
         order = sorted(result.heat.survivors + list(result.heat.dropped), key=lambda n: (n != winner, result.heat.ratio(n)))
         race = RaceRecord(
             finalists=tuple(Finalist(config=ready[name].config, kernel_s=tuple(samples[name])) for name in order),
             tied=result.tied, margin=self.rules.margin, error_level=self.rules.error_level, flip_rate=result.flip_rate,
             regret=result.regret, entered=entered, rounds=result.heat.rounds, ended=result.heat.ended,
         )  # fmt: skip
-        evidence = Measurement(
-            warm=Samples(kernel_s=tuple(samples[winner]), baseline_s=tuple(samples[BASELINE][:count]), cold_l2=False),
-            cold=self._cold(winner), relative_error=self._admitted[winner].relative_error,
-            environment=self._bench.environment(),
+        rival = self._rival()
+        warm = None if rival is None else self._play_off(winner, stop)
+        if warm is None:  # no algorithm, or one that failed while it was timed
+            rival, count = None, len(samples[winner])
+            warm = {winner: samples[winner], BASELINE: samples[BASELINE][:count]}
+        names = [winner] if rival is None else [winner, CUBLASLT]
+        measurement, beside = evidence(
+            winner, warm, complete([self._bench.cold_round(names) for _ in range(COLD_ROUNDS)], names), rival=rival,
+            relative_error=self._admitted[winner].relative_error, environment=self._bench.environment(),
         )  # fmt: skip
-        return Choice(candidate=ready[winner], evidence=evidence, race=race)
+        return Choice(candidate=ready[winner], evidence=measurement, race=race, cublaslt=beside)
+
+    def _rival(self) -> Searched | None:
+        """Return the best of cuBLASLt's algorithms, admitted; None where none is wanted, or none can be used."""
+        try:
+            return self._bench.admit_cublaslt() if self._cublaslt else None
+        except (InputError, TrialFault):
+            return None
+
+    def _play_off(self, winner: str, stop: Callable[[], bool]) -> Paired | None:
+        """Return samples of the winner, of cuBLASLt's algorithm and of the baseline from the same rounds; None if one failed.
+
+        Fresh rounds: those that made it the winner flatter it, and those of its search the algorithm.
+        """
+        names = [winner, CUBLASLT]
+        try:
+            heat = run_heat(self._bench, names, PLAY_OFF, rules=self.rules, entered=2, settle=True, stop=stop)
+        except NothingFound:
+            return None
+        return None if heat.failed else heat.samples
 
     def close(self) -> None:
         """See Evaluator."""
@@ -185,10 +227,3 @@ class DeviceEvaluator:
         if admitted.outcome is Outcome.OK:
             return Trial(config=candidate.config, outcome=Outcome.LAUNCH_FAILED, reason="it failed while it was timed")
         return Trial(config=candidate.config, outcome=admitted.outcome, reason=admitted.reason)
-
-    def _cold(self, winner: str) -> Samples | None:
-        taken = [self._bench.cold_round([winner]) for _ in range(COLD_ROUNDS)]
-        pairs = [(times[winner], times[BASELINE]) for times in taken if winner in times]
-        if not pairs:
-            return None
-        return Samples(kernel_s=tuple(k for k, _ in pairs), baseline_s=tuple(b for _, b in pairs), cold_l2=True)

@@ -18,9 +18,9 @@ from ..arch import ArchName
 from ..binary import write_whole
 from ..compile.children import ChildDied, Children, ChildrenClosed
 from ..config import Config
+from ..decoding import decode
 from ..errors import AutogemmError, InputError
 from ..kernel.generate import generator_hash
-from ..record import decode
 from ..results import CheckReport
 from ..settings import cache_folder
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ..config import Config
+from ..decoding import decode
 from ..errors import InputError
-from ..record import decode
 from ..results import Outcome
 
 # Runs of one trial that may end in the death of its process before it is given up. A worker runs one trial at a time, which

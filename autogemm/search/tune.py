@@ -64,6 +64,7 @@ class Options:
         workers: compile and check processes, one per core by default.
         check: refuse what the CPU execution finds fault with.
         fresh: search again although a valid Row is there, without what an earlier study remembers.
+        cublaslt: time the best of cuBLASLt's own algorithms beside the winner, for dispatch to run where it is faster.
     """
 
     space: Space | None = None
@@ -74,6 +75,7 @@ class Options:
     workers: int | None = None
     check: bool = True
     fresh: bool = False
+    cublaslt: bool = True
 
 
 def _require_possible(options: Options) -> None:
@@ -181,7 +183,7 @@ class Tuner:
                 evaluator.close()
             row = Row(
                 key=key, config=choice.candidate.config, evidence=choice.evidence, check=choice.candidate.check,
-                race=choice.race, provenance=provenance(choice.candidate.binary, choice.evidence),
+                race=choice.race, cublaslt=choice.cublaslt, provenance=provenance(choice.candidate.binary, choice.evidence),
             )  # fmt: skip
             if row.measurement is not None:
                 keep(choice.candidate.binary)  # dispatch finds it there, also where there is no compiler
@@ -312,7 +314,9 @@ class Tuner:
         if self.options.fresh or self.kind != "device" or held.status != "measured":
             return False
         generator, compiler = self.supply(held.key.dtype_a).origin
-        stale = held.stale(generator=generator, compiler=compiler, driver=self.device.driver)
+        stale = held.stale(
+            generator=generator, compiler=compiler, driver=self.device.driver, cublaslt=self.device.cublaslt
+        )  # fmt: skip
         if stale:
             progress(Note(text=f"the row there is stale ({'; '.join(stale)}); tuning anew"))
             return False
@@ -336,8 +340,10 @@ class Tuner:
         if self.kind == "model":
             assert self.gpu is not None
             return ModelEvaluator(problem, self.gpu, self._predicted_sms)
+        # No algorithm keeps to an SM budget.
+        cublaslt = self.options.cublaslt and self.sm_count == self.device.sm_count
         if self._make_bench is not None:
-            return DeviceEvaluator(self._make_bench(problem))
+            return DeviceEvaluator(self._make_bench(problem), cublaslt=cublaslt)
         from ..measure.device_bench import DeviceBench
 
         budget = self.sm_count if sm_count is None else sm_count
@@ -346,7 +352,7 @@ class Tuner:
             self._own_bench.open(problem)
         else:
             self._own_bench = DeviceBench(problem, device=self._device_index, sm_count=budget)
-        return DeviceEvaluator(self._own_bench, owns_bench=False)
+        return DeviceEvaluator(self._own_bench, owns_bench=False, cublaslt=cublaslt)
 
 
 def tune(
