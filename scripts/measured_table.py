@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,21 @@ from autogemm.measure.bench import geomean
 CLASSES = ("squares", "prefill (M >= 1024)", "16 < M <= 256", "M <= 16", "other")
 
 LEGEND = """\
-Ratios are torch.matmul's (cuBLAS default) time over the kernel's: medians of paired, interleaved rounds of one process, random
-normal data; above 1 is faster. `lt`: the same against the best algorithm of a cuBLASLt search. `dispatched`: through
-`autogemm.matmul`. `limit`: the least time this GPU could take (bytes at the same run's read bandwidth, or FLOPs at the tensor
-peak of the clock seen) over the kernel's time with a cold L2.
+Ratios are another's time over ours: medians of paired, interleaved rounds of one process, random normal data; above 1 ours is
+faster. `kernel`: the row's generated kernel, launched raw. `dispatched`: what `autogemm.matmul` runs (`runs`): that kernel,
+torch.matmul, or the cuBLASLt algorithm that the row names, as the row's own measurement has it. `over cuBLAS`: against
+torch.matmul (cuBLAS's own choice). `over Lt`: against the best of a cuBLASLt search of up to 16 algorithms made anew in this
+run, not the one in the row. `warm`, `cold`: operands in L2 as far as they fit, or flushed before each call. `limit`: the least
+time this GPU could take (bytes at the same run's read bandwidth, or FLOPs at the tensor peak of the clock seen) over the
+kernel's time with a cold L2.
 """
+
+# (subject, baseline, cold) of each ratio column; baseline None is torch.matmul.
+RATIOS = [(who, baseline, cold) for who in ("raw", "dispatch") for baseline in (None, "cublaslt") for cold in (False, True)]
+TITLES = [
+    f"{'kernel' if who == 'raw' else 'dispatched'} over {'cuBLAS' if baseline is None else 'Lt'}, {'cold' if cold else 'warm'}"
+    for who, baseline, cold in RATIOS
+]
 
 
 def shape_class(m: int, n: int, k: int) -> str:
@@ -35,31 +46,28 @@ def shape_class(m: int, n: int, k: int) -> str:
     return CLASSES[3] if m <= 16 else CLASSES[4]
 
 
-def ratios(samples: dict[str, Any]) -> list[float]:
-    """Return torch.matmul's time over the subject's, one per round."""
-    return [b / k for b, k in zip(samples["baseline_s"], samples["kernel_s"], strict=True)]
-
-
-def over(mine: dict[str, Any], its: dict[str, Any]) -> float:
-    """Return the median paired speed of one subject over another of the same rounds."""
-    return statistics.median(slow / fast for fast, slow in zip(mine["kernel_s"], its["kernel_s"], strict=True))
+def ratios(subjects: dict[str, Any], who: str, baseline: str | None, cold: bool) -> list[float] | None:
+    """Return the baseline's time over the subject's, one per round; None if one of the two was not measured."""
+    state = "cold" if cold else "warm"
+    if who not in subjects or (baseline is not None and baseline not in subjects):
+        return None
+    mine = subjects[who][state]
+    other = mine["baseline_s"] if baseline is None else subjects[baseline][state]["kernel_s"]
+    return [slow / fast for slow, fast in zip(other, mine["kernel_s"], strict=True)]
 
 
 def line(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the numbers of one shape."""
-    problem, raw = result["problem"], result["subjects"]["raw"]
-    quarter = statistics.quantiles(ratios(raw["warm"]), n=4, method="inclusive")
-    searched = result["subjects"].get("cublaslt")
-    dispatched = result["subjects"].get("dispatch")
+    """Return the numbers of one shape; ``ratios`` in the order of RATIOS."""
+    problem, subjects = result["problem"], result["subjects"]
+    found = [ratios(subjects, *column) for column in RATIOS]
+    quarter = statistics.quantiles(found[0] or [], n=4, method="inclusive")
     return {
         "shape": f"{problem['m']}x{problem['n']}x{problem['k']}", "dtype": problem["dtype"],
-        "class": shape_class(problem["m"], problem["n"], problem["k"]),
-        "us": statistics.median(raw["warm"]["kernel_s"]) * 1e6, "warm": statistics.median(ratios(raw["warm"])),
-        "spread": (quarter[2] - quarter[0]) / 2, "cold": statistics.median(ratios(raw["cold"])),
-        "lt_warm": over(raw["warm"], searched["warm"]) if searched else None,
-        "lt_cold": over(raw["cold"], searched["cold"]) if searched else None,
-        "dispatch": statistics.median(ratios(dispatched["warm"])) if dispatched else None,
-        "limit": result["limit"]["time_s"] / statistics.median(raw["cold"]["kernel_s"]), "bound": result["limit"]["bound"],
+        "class": shape_class(problem["m"], problem["n"], problem["k"]), "runs": result["dispatch_runs"],
+        "us": statistics.median(subjects["raw"]["warm"]["kernel_s"]) * 1e6, "spread": (quarter[2] - quarter[0]) / 2,
+        "ratios": [None if one is None else statistics.median(one) for one in found],
+        "limit": result["limit"]["time_s"] / statistics.median(subjects["raw"]["cold"]["kernel_s"]),
+        "bound": result["limit"]["bound"],
     }  # fmt: skip
 
 
@@ -68,39 +76,56 @@ def shown(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}"
 
 
+def table(head: list[str], lines: list[list[str]]) -> None:
+    """Print a Markdown table."""
+    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    for cells in lines:
+        print(f"| {' | '.join(cells)} |")
+
+
+def conditions(results: list[dict[str, Any]]) -> str:
+    """Return where and when the results were taken."""
+    env = results[0]["environment"]
+    clocks = [c for r in results for c in (r["environment"]["sm_clock_hz"] or ())]
+    watts = [w for r in results for w in (r["environment"]["power_w"] or ())]
+    watt, mhz = f"{min(watts):.0f} to {max(watts):.0f} W", f"{min(clocks) / 1e6:.0f} to {max(clocks) / 1e6:.0f} MHz"
+    return (
+        f"{env['gpu']}, driver {env['driver']}, CUDA {env['cuda']}, torch {env['torch']}, {env['date'][:10]};\n"
+        f"power limit {env['power_limit_w']:.0f} W, {watt} and SM clocks of {mhz} seen.\n"
+    )
+
+
 def main(paths: list[str]) -> int:
     """Print the document."""
     results = [r for path in paths for r in json.loads(Path(path).read_text())["results"]]
     if not results:
         print("no results", file=sys.stderr)
         return 2
-    lines, env = [line(r) for r in results], results[0]["environment"]
-    clocks = [c for r in results for c in (r["environment"]["sm_clock_hz"] or ())]
-    watts = [w for r in results for w in (r["environment"]["power_w"] or ())]
-    watt, mhz = f"{min(watts):.0f} to {max(watts):.0f} W", f"{min(clocks) / 1e6:.0f} to {max(clocks) / 1e6:.0f} MHz"
-    print("# Measured results\n")
-    print(f"{env['gpu']}, driver {env['driver']}, CUDA {env['cuda']}, torch {env['torch']}, {env['date'][:10]};")
-    print(f"power limit {env['power_limit_w']:.0f} W, {watt} and SM clocks of {mhz} seen.\n")
-    print(LEGEND)
-    print("| class | shapes | warm | cold | lt warm | lt cold | dispatched |\n|---|---|---|---|---|---|---|")
+    lines = [line(r) for r in results]
+    runs = Counter(x["runs"] for x in lines)
+    print(f"# Measured results\n\n{conditions(results)}\n{LEGEND}")
+    print(
+        f"Of {len(lines)} rows, {runs['autogemm']} run their kernel, {runs['cublaslt']} the cuBLASLt algorithm that they name, "
+        f"and {runs['cublas']} torch.matmul.\n"
+    )
+    means = []
     for name in (*CLASSES, "all"):
         part = [x for x in lines if name in (x["class"], "all")]
         if part:
-            means = [
-                shown(geomean(x[f] for x in part)) if all(x[f] for x in part) else ""
-                for f in ("warm", "cold", "lt_warm", "lt_cold", "dispatch")
+            columns = zip(*(x["ratios"] for x in part), strict=True)
+            means.append([name, str(len(part)), *(shown(geomean(c) if all(c) else None) for c in columns)])
+    table(["class", "shapes", *TITLES], means)
+    print()
+    table(
+        ["shape", "dtype", "kernel us", "±", *TITLES, "runs", "limit", "bound"],
+        [
+            [
+                x["shape"], x["dtype"], f"{x['us']:.2f}", shown(x["spread"]), *map(shown, x["ratios"]), x["runs"],
+                f"{x['limit']:.2f}", x["bound"],
             ]
-            print(f"| {name} | {len(part)} | " + " | ".join(means) + " |")
-    print("\n| shape | dtype | us | warm | ± | cold | lt warm | lt cold | dispatched | limit | bound |")
-    print("|---|---|---|---|---|---|---|---|---|---|---|")
-    for x in lines:
-        cells = [
-            x["shape"],
-            x["dtype"],
-            f"{x['us']:.2f}",
-            *(shown(x[f]) for f in ("warm", "spread", "cold", "lt_warm", "lt_cold")),
-        ]
-        print(f"| {' | '.join(cells)} | {shown(x['dispatch'])} | {x['limit']:.2f} | {x['bound']} |")
+            for x in lines
+        ],
+    )  # fmt: skip
     return 0
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from fakes import make_binary
 
+from autogemm.cli import render
 from autogemm.config import Config
 from autogemm.errors import InputError, NothingFound
 from autogemm.measure.bench import BenchResult, Subject, bench, geomean, limit
@@ -71,6 +75,49 @@ def test_bench_results_keep_every_sample_in_json() -> None:
     assert document["subjects"]["raw"]["warm"]["kernel_s"] == pytest.approx([1.9e-4, 2e-4, 2.1e-4])
     assert document["subjects"]["raw"]["ratio_warm"] == pytest.approx(200 / 190)
     assert document["environment"]["throttle_reasons"] == ["sw_power_cap"]
+
+
+def _over(subject: Subject, factor: float) -> Subject:
+    """Return ``subject`` with times ``factor`` times as long."""
+    warm, cold = (replace(s, kernel_s=tuple(t * factor for t in s.kernel_s)) for s in (subject.warm, subject.cold))
+    return replace(subject, warm=warm, cold=cold)
+
+
+def test_both_baselines_stand_side_by_side_for_kernels_and_for_dispatch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = result()
+    one = replace(base, subjects={"raw": base.subjects["raw"], "dispatch": base.subjects["cublaslt"], **base.subjects})
+    two = replace(one, subjects={**one.subjects, "dispatch": _over(base.subjects["raw"], 0.5)})
+    means = {None: {"raw warm": 1.05}, "cublaslt": {"raw warm": 1.02, "dispatch warm": 1.5}}
+    render.bench_table([one, two], ["cublaslt", "autogemm"], means)
+    text = capsys.readouterr().out
+    assert "x torch warm" in text and "x cublaslt warm" in text and "x cublaslt cold" in text
+    assert "dispatch (cublaslt)" in text and "dispatch (autogemm)" in text
+    assert (
+        "raw warm: 1.0500 x torch.matmul (cuBLAS)" in text and "dispatch warm: 1.5000 x the best of a cublaslt search" in text
+    )
+    assert "a kernel on 1 of 2 shapes, an algorithm of cuBLASLt on 1, torch.matmul on 0" in text
+
+    file = tmp_path / "bench.json"
+    documents = [{**r.to_json(), "dispatch_runs": ran} for r, ran in ((one, "cublaslt"), (two, "autogemm"))]
+    file.write_text(json.dumps({"results": documents}))
+    script = Path(__file__).resolve().parent.parent / "scripts" / "measured_table.py"
+    done = subprocess.run([sys.executable, str(script), str(file)], capture_output=True, text=True, check=True)
+    assert "Of 2 rows, 1 run their kernel, 1 the cuBLASLt algorithm that they name, and 0 torch.matmul." in done.stdout
+    lines = [line.strip("| ").split(" | ") for line in done.stdout.splitlines() if line.startswith("|")]
+    head, first, second = next(cells for cells in lines if cells[0] == "shape"), *lines[-2:]
+    found = [dict(zip(head, cells, strict=True)) for cells in (first, second)]
+    kernel = {"over cuBLAS, warm": 200 / 190, "over cuBLAS, cold": 1.05, "over Lt, warm": 1.05, "over Lt, cold": 1.05}
+    for cells, dispatched in zip(found, (1.0, 2.0 * 1.05), strict=True):
+        for title, ratio in kernel.items():
+            assert float(cells[f"kernel {title}"]) == pytest.approx(ratio, abs=6e-4)
+        assert float(cells["dispatched over Lt, cold"]) == pytest.approx(
+            dispatched * (1.05 if dispatched > 1 else 1.0), abs=6e-4
+        )
+    assert [cells["runs"] for cells in found] == ["cublaslt", "autogemm"]
+    (all_,) = (dict(zip(lines[0], cells, strict=True)) for cells in lines if cells[0] == "all")
+    assert float(all_["dispatched over Lt, cold"]) == pytest.approx((2.0 * 1.05) ** 0.5, abs=6e-4)
 
 
 def test_the_geometric_mean_of_ratios() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,7 @@ from . import live, options, render
 
 if TYPE_CHECKING:
     from ..measure.bench import BenchResult
+    from ..record import Choice
 
 RAW = "raw"
 DISPATCH = "dispatch"
@@ -57,13 +59,15 @@ def bench(
         raise InputError(f"no kernels are generated for {device.name}; bench needs a Hopper or Blackwell GPU")
     problems = asked if asked is not None else _tuned(database, device, lookup_dtype(dtype).name)
 
-    from ..dispatch import use_database
+    from ..dispatch import dispatcher, use_database
     from ..measure.bench import geomean
     from ..measure.device import read_bandwidth
+    from ..measure.timer import CUBLASLT
 
     use_database(database.folder)
     bandwidth = read_bandwidth(gpu)
     results: list[BenchResult] = []
+    runs: list[Choice] = []
     failed = 0
     with live.counter(f"{device.gpu} {dtype}", len(problems)) as advance:
         for problem in problems:
@@ -74,21 +78,30 @@ def bench(
                 render.warn(f"{problem.shape}: {error}")
             else:
                 results.append(result)
+                runs.append(dispatcher().decide(problem, gpu).runs)
             advance(problem.shape)
     if not results:
         raise NothingFound("nothing could be measured")
+    baselines: list[str | None] = [None, *([CUBLASLT] if against == CUBLASLT else [])]
     means = {
-        f"{name} {'cold' if cold else 'warm'}": geomean(r.ratio(name, cold=cold) for r in results if name in r.subjects)
-        for name in dict.fromkeys(name for r in results for name in r.subjects)
-        for cold in (False, True)
-    }
-    document = {"device": device.gpu, "geomean_vs_torch": means, "results": [result.to_json() for result in results]}
+        baseline: {
+            f"{name} {'cold' if cold else 'warm'}": geomean(r.ratio(name, baseline, cold=cold) for r in results)
+            for name in results[0].subjects if name != baseline
+            for cold in (False, True)
+        }
+        for baseline in baselines
+    }  # fmt: skip
+    document = {
+        "device": device.gpu, "geomean_vs_torch": means[None], "geomean_vs_cublaslt": means.get(CUBLASLT),
+        "dispatch_runs": dict(Counter(runs)),
+        "results": [{**result.to_json(), "dispatch_runs": ran} for result, ran in zip(results, runs, strict=True)],
+    }  # fmt: skip
     if out is not None:
         _write(out, document)
     if as_json:
         render.document(document)
     else:
-        render.bench_table(results, means)
+        render.bench_table(results, runs, means)
     if failed:
         raise NothingFound(f"{failed} of {len(problems)} shapes could not be measured")
 

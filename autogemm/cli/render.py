@@ -261,24 +261,34 @@ def binary(compiled: Binary, path: Path | None) -> None:
         line(f"  written to {path}")
 
 
-def bench_table(results: Sequence[BenchResult], means: Mapping[str, float]) -> None:
-    """Print measured ratios to torch.matmul, one shape and kernel a line, and their geometric means."""
+def bench_table(
+    results: Sequence[BenchResult], runs: Sequence[Choice], means: Mapping[str | None, Mapping[str, float]]
+) -> None:
+    """Print measured ratios, one shape and kernel a line, and their geometric means.
+
+    Args:
+        runs: what dispatch runs on each shape.
+        means: by baseline, None for torch.matmul and ``cublaslt`` where its algorithms were searched; then by kernel and L2.
+    """
+    searched = [baseline for baseline in means if baseline is not None]
     lines = []
-    for result in results:
+    for result, ran in zip(results, runs, strict=True):
         for name, subject in result.subjects.items():
             lines.append(
                 [
-                    result.problem.shape,
-                    name,
-                    duration(subject.time_s()),
-                    tflops(result.problem, subject.time_s()),
-                    f"{subject.ratio():.3f} ± {subject.spread():.3f}",
+                    result.problem.shape, f"{name} ({ran})" if name == "dispatch" else name, duration(subject.time_s()),
+                    tflops(result.problem, subject.time_s()), f"{subject.ratio():.3f} ± {subject.spread():.3f}",
                     f"{subject.ratio(cold=True):.3f} ± {subject.spread(cold=True):.3f}",
-                    f"{result.fraction_of_limit(name):.0%}",
-                    result.limit.bound,
+                    *(f"{result.ratio(name, other, cold=cold):.3f}" for other in searched for cold in (False, True)),
+                    f"{result.fraction_of_limit(name):.0%}", result.limit.bound,
                 ]
-            )
-    columns = ("shape", "kernel", "time", "TFLOP/s", "x torch warm", "x torch cold", "of limit", "limit")
-    table(columns, lines, right=("time", "TFLOP/s", "x torch warm", "x torch cold", "of limit"))
-    for name, mean in means.items():
-        line(f"geometric mean, {name}: {mean:.4f} x torch.matmul (cuBLAS)", "bold")
+            )  # fmt: skip
+    against = [f"x {other} {state}" for other in searched for state in ("warm", "cold")]
+    columns = ("shape", "kernel", "time", "TFLOP/s", "x torch warm", "x torch cold", *against, "of limit", "limit")
+    table(columns, lines, right=columns[2:-1])
+    for baseline, found in means.items():
+        for name, mean in found.items():
+            what = "torch.matmul (cuBLAS)" if baseline is None else f"the best of a {baseline} search"
+            line(f"geometric mean, {name}: {mean:.4f} x {what}", "bold")
+    line(f"dispatch runs a kernel on {runs.count('autogemm')} of {len(runs)} shapes, an algorithm of cuBLASLt on "
+         f"{runs.count('cublaslt')}, torch.matmul on {runs.count('cublas')}")  # fmt: skip
