@@ -65,7 +65,7 @@ class Prediction:
 
     Attributes:
         time_s: predicted kernel time.
-        model: which model, with its version (``closed-form-1``, ``simulator-1``).
+        model: which model, with its version (``closed-form-2``, ``simulator-1``).
         gpu: GPU slug it is for.
         clock_hz: SM clock assumed.
         parts_s: named contributions or bounds, in seconds.

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
+from pathlib import Path
 from statistics import median
 
-from fit_predictor import load
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+import landscape
 
 from autogemm.arch import gpu
-from autogemm.predict.closed_form import predict
-from autogemm.predict.constants import constants
+from autogemm.predict.closed_form import MODEL, predict
 
 H200 = gpu("nvidia-h200")
-RECORDED = replace(constants(H200), pingpong_trims=False)
 
 
 def main() -> None:
@@ -30,7 +30,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--count", type=int, default=8, help="choices to take from each model")
     count = parser.parse_args().count
-    configs, points = load()
     library = nv.NvMatmulHeuristicsInterfaceEx(
         backend=nv.NvMatmulHeuristicsTarget.CUTLASS3,
         flags=nv.NvMatmulHeuristicsFlags.PERF_MODEL_BASED_AUTO_TUNING,
@@ -38,20 +37,20 @@ def main() -> None:
     )
     layout = nv.NvMatmulHeuristicsMatmulLayout.NT_ROW_MAJOR  # D = A . B^T, all row-major
     library.loadInternalDiscoverySet(layout, "HSH")
-    scores: dict[str, list[float]] = {"closed-form-1": [], "nvMatmulHeuristics": []}
-    errors: dict[str, list[float]] = {"closed-form-1": [], "nvMatmulHeuristics": []}
-    for problem, times in points:
-        best = min(times)
-        predicted = [predict(problem, c, H200, use=RECORDED).time_s for c in configs]
-        order = sorted(range(len(configs)), key=predicted.__getitem__)
-        scores["closed-form-1"].append(min(times[i] for i in order[:count]) / best)
-        errors["closed-form-1"].append(abs(predicted[order[0]] / times[order[0]] - 1))
+    scores: dict[str, list[float]] = {MODEL: [], "nvMatmulHeuristics": []}
+    errors: dict[str, list[float]] = {MODEL: [], "nvMatmulHeuristics": []}
+    for problem, times in landscape.sweep():
+        best = min(times.values())
+        predicted = {config: predict(problem, config, H200).time_s for config in times}
+        order = sorted(predicted, key=predicted.__getitem__)
+        scores[MODEL].append(min(times[config] for config in order[:count]) / best)
+        errors[MODEL].append(abs(predicted[order[0]] / times[order[0]] - 1))
         question = library.makeNvMatmulHeuristicsProblem(problem.m, problem.n, problem.k, layout)
         proposals = library.get(question, count, precision="HSH")
         same = [
             [
                 t
-                for c, t in zip(configs, times, strict=True)
+                for c, t in times.items()
                 if {(c.blk_m, c.blk_n), (c.blk_n, c.blk_m)} & {(p["kernel"].cta_tile_m, p["kernel"].cta_tile_n)}
             ]
             for p in proposals

@@ -1,21 +1,27 @@
-"""Fit the closed-form model's H200 constants to recorded times, and say how well they do on shapes left out.
+"""Fit the closed-form model's H200 constants to the recorded sweep, and say how well they do on shapes left out.
 
-Usage: python scripts/fit_predictor.py [--held-out] [--steps N]
-Needs scipy; prints the constants and the scores of docs/prediction.md.
+Usage: python scripts/fit_predictor.py [--folds 7] [--steps 30]
+Prints the scores of docs/prediction.md (of the shipped constants, of the fit, and of cross-validation, in which each shape is
+predicted by constants fitted to other shapes) and the constants of autogemm/predict/constants.py. ``--folds 0`` leaves out
+cross-validation, ``--steps 0`` the fit. Needs scipy; takes about two minutes.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
+import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+import landscape
 
 from autogemm.arch import gpu
 from autogemm.config import Config
@@ -23,107 +29,101 @@ from autogemm.predict.closed_form import predict
 from autogemm.predict.constants import Constants, constants
 from autogemm.problem import Problem
 
-Point = tuple[Problem, list[float]]  # a shape and the measured seconds of each config
-LANDSCAPE = Path(__file__).resolve().parents[1] / "tests" / "data" / "h200_landscape.json"
-# Constants that the data can't tell apart, or that have a source of their own, stay as they are.
-FITTED = (
-    "full_load_clock_hz", "clock_per_work", "launch_s", "cluster_launch_s", "load_cycles", "miss_cycles", "step_cycles",
-    "pingpong_step_cycles", "least_step_cycles", "epilogue_column_cycles", "epilogue_step_cycles", "zero_fill_cycles",
-    "l2_part", "l2_miss_bytes_per_s", "b_sharing", "dram_efficiency", "overlap",
-)  # fmt: skip
-# Where a fit starts: round numbers, not the shipped ones, so that shapes left out have left no trace.
+Point = tuple[Problem, dict[Config, float]]  # a shape and the measured seconds of each config
+H200 = gpu("nvidia-h200")
+# Where a fit starts: round numbers, not the shipped ones, so that shapes left out have left no trace. Constants that are not
+# here have a source of their own and stay as they are.
 GUESSES = {
-    "full_load_clock_hz": 1.5e9, "clock_per_work": 0.03, "launch_s": 2e-6, "cluster_launch_s": 0.5e-6, "load_cycles": 1000.0,
-    "miss_cycles": 500.0, "step_cycles": (30.0, 30.0, 30.0), "pingpong_step_cycles": 30.0, "least_step_cycles": 150.0,
-    "epilogue_column_cycles": 4.0, "epilogue_step_cycles": 150.0, "zero_fill_cycles": 8.0, "l2_part": 0.4,
-    "l2_miss_bytes_per_s": 1e13, "b_sharing": 2.0, "dram_efficiency": 0.8, "overlap": 5.0,
+    "full_load_clock_hz": 1.5e9, "clock_per_utilization": 0.1, "clock_per_work": 0.03, "launch_s": 2e-6,
+    "cluster_launch_s": 0.5e-6, "load_cycles": 1500.0, "consumer_cycles": 20.0, "least_step_cycles": 150.0,
+    "epilogue_column_cycles": 4.0, "store_cycles": 300.0, "zero_fill_cycles": 8.0, "l2_part": 0.3, "l2_bytes_per_s": 1e13,
+    "sharing_sms": 2.0, "ragged_part": 0.02, "overlap": 5.0, "slice_cycles": 2000.0, "slice_bytes_per_cycle": 30.0,
 }  # fmt: skip
 
 
-def load() -> tuple[list[Config], list[Point]]:
-    """Return the recorded Configs and, per problem, their times in seconds."""
-    document = json.loads(LANDSCAPE.read_text())
-    configs = [Config.from_knobs(dict(zip(document["config_columns"], row, strict=True))) for row in document["configs"]]
-    points = [(Problem(m=s["m"], n=s["n"], k=s["k"]), [t * 1e-6 for t in s["config_us"]]) for s in document["shapes"]]
-    return configs, points
+def predicted(problem: Problem, configs: Mapping[Config, float], use: Constants) -> list[float]:
+    """Return the predicted seconds of each config."""
+    return [predict(problem, config, H200, use=use).time_s for config in configs]
 
 
-def scores(configs: Sequence[Config], points: Sequence[Point], use: Constants) -> list[dict[str, float]]:
-    """Return per problem: Spearman correlation, median absolute error, best of the predicted top 8 over the best, first
-    choice over the best.
-    """
-    from scipy.stats import spearmanr
-
-    rows = []
-    for problem, times in points:
-        predicted = [predict(problem, c, gpu("nvidia-h200"), use=use).time_s for c in configs]
-        top = sorted(range(len(configs)), key=predicted.__getitem__)[:8]
-        rows.append({
-            "spearman": float(spearmanr(predicted, times)[0]),
-            "error": median(abs(p / t - 1) for p, t in zip(predicted, times, strict=True)),
-            "top8": min(times[i] for i in top) / min(times),
-            "top1": times[top[0]] / min(times),
-        })  # fmt: skip
-    return rows
+def scores(problem: Problem, times: Mapping[Config, float], use: Constants) -> dict[str, float]:
+    """Return Spearman correlation, median absolute error, and best of the predicted top 8 and first choice over the best."""
+    guessed, measured = predicted(problem, times, use), list(times.values())
+    order = sorted(range(len(measured)), key=guessed.__getitem__)
+    return {
+        "spearman": landscape.spearman(guessed, measured),
+        "error": median(abs(p / t - 1) for p, t in zip(guessed, measured, strict=True)),
+        "top8": min(measured[i] for i in order[:8]) / min(measured),
+        "top1": measured[order[0]] / min(measured),
+    }
 
 
-def report(name: str, rows: Sequence[dict[str, float]]) -> None:
+def report(name: str, rows: Sequence[Mapping[str, float]]) -> None:
     """Print one line of scores."""
+    ranks, errors = [r["spearman"] for r in rows], [r["error"] for r in rows]
     sys.stdout.write(
-        f"{name}: Spearman min {min(r['spearman'] for r in rows):.3f} median {median(r['spearman'] for r in rows):.3f}, "
-        f"below 0.85 on {sum(r['spearman'] < 0.85 for r in rows)}; "
-        f"median error {median(r['error'] for r in rows):.1%}; "
-        f"top 8 within 2% of best {sum(r['top8'] <= 1.02 for r in rows)}/{len(rows)}; "
-        f"first choice within 5% {sum(r['top1'] <= 1.05 for r in rows)}/{len(rows)}\n"
+        f"{name}: Spearman min {min(ranks):.3f} median {median(ranks):.3f}, below 0.85 on {sum(r < 0.85 for r in ranks)} of "
+        f"{len(rows)}; error median {median(errors):.1%} max {max(errors):.1%}; "
+        f"top 8 within 2% of best {sum(r['top8'] <= 1.02 for r in rows)}, worst {max(r['top8'] for r in rows):.3f}; "
+        f"first choice within 5% {sum(r['top1'] <= 1.05 for r in rows)}\n"
     )
 
 
-def fit(configs: Sequence[Config], points: Sequence[Point], start: Constants, steps: int) -> Constants:
-    """Return constants of least weighted squares of log(predicted / measured); slow configs weigh less."""
+def fit(points: Sequence[Point], start: Constants, steps: int) -> Constants:
+    """Return constants of least weighted squares of log(predicted / measured), from GUESSES; slow configs weigh less."""
     from scipy.optimize import least_squares
 
-    def flat(c: Constants) -> list[float]:
-        return [
-            v for name in FITTED for v in (getattr(c, name) if isinstance(getattr(c, name), tuple) else (getattr(c, name),))
-        ]
+    # Constants without a point that depends on them stay too.
+    split = any(config.split_k > 1 for _, times in points for config in times)
+    names = [name for name in GUESSES if split or not name.startswith("slice_")]
+    weights = np.array([min(times.values()) / t for _, times in points for t in times.values()])
+    measured = np.log([t for _, times in points for t in times.values()])
 
-    def built(scale: Sequence[float]) -> Constants:
-        values = iter([s * v for s, v in zip(scale, flat(start), strict=True)])
-        return replace(start, **{  # type: ignore[arg-type]
-            name: tuple(next(values) for _ in getattr(start, name)) if isinstance(getattr(start, name), tuple) else next(values)
-            for name in FITTED
-        })  # fmt: skip
+    def built(logarithms: Sequence[float]) -> Constants:
+        return replace(start, **{n: GUESSES[n] * math.exp(x) for n, x in zip(names, logarithms, strict=True)})
 
-    def residuals(scale: Sequence[float]) -> np.ndarray:
-        use = built(scale)
-        return np.array([
-            min(times) / t * math.log(predict(problem, c, gpu("nvidia-h200"), use=use).time_s / t)
-            for problem, times in points for c, t in zip(configs, times, strict=True)
-        ])  # fmt: skip
+    def residuals(logarithms: Sequence[float]) -> np.ndarray:
+        use = built(logarithms)
+        guessed = np.log([t for problem, times in points for t in predicted(problem, times, use)])
+        return weights * (guessed - measured)
 
-    ones = [1.0] * len(flat(start))
-    found = least_squares(residuals, ones, loss="soft_l1", f_scale=0.1, bounds=(0.05, 5.0), diff_step=1e-3, max_nfev=steps)
+    found = least_squares(
+        residuals, [0.0] * len(names), loss="soft_l1", f_scale=0.1, bounds=(-4.0, 2.0), diff_step=1e-3, max_nfev=steps
+    )
     return built(list(found.x))
+
+
+def held_out(points: Sequence[Point], start: Constants, folds: int, steps: int) -> Iterator[tuple[Problem, dict[str, float]]]:
+    """Yield the scores of each shape under constants fitted without it."""
+    order = random.Random(0).sample(range(len(points)), len(points))
+    for fold in range(folds):
+        out = order[fold::folds]
+        use = fit([points[i] for i in range(len(points)) if i not in out], start, steps)
+        for i in out:
+            yield points[i][0], scores(*points[i], use)
 
 
 def main() -> None:
     """Fit, print constants and scores."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--held-out", action="store_true", help="fit on every second shape, score the others")
-    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--folds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=30)
     given = parser.parse_args()
-    configs, points = load()
-    start = replace(constants(gpu("nvidia-h200")), pingpong_trims=False)  # as recorded
-    report("shipped constants, all shapes", scores(configs, points, start))
-    if not given.steps:
-        return
-    train = points[::2] if given.held_out else points
-    found = fit(configs, train, replace(start, **GUESSES), given.steps)
-    for name in FITTED:
-        sys.stdout.write(f"  {name} = {getattr(found, name)}\n")
-    report("fitted shapes", scores(configs, train, found))
-    if given.held_out:
-        report("held-out shapes", scores(configs, points[1::2], found))
+    points, laboratory, shipped = landscape.sweep(), landscape.laboratory(), constants(H200)
+    report("shipped constants", [scores(*point, shipped) for point in points])
+    report("  on the laboratory's kernels", [scores(*point, shipped) for point in laboratory])
+    if given.steps:
+        found = fit(points, shipped, given.steps)
+        for name in GUESSES:
+            sys.stdout.write(f"    {name}={getattr(found, name):.4g},\n")
+        report("fitted constants", [scores(*point, found) for point in points])
+        report("  on the laboratory's kernels", [scores(*point, found) for point in laboratory])
+    if given.steps and given.folds:
+        rows = dict(held_out(points, shipped, given.folds, given.steps))
+        for problem, row in rows.items():
+            shown = "  ".join(f"{name} {value:.3f}" for name, value in row.items())
+            sys.stdout.write(f"    {problem.shape:18} {shown}\n")
+        report("held-out shapes", list(rows.values()))
 
 
 if __name__ == "__main__":

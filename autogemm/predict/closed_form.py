@@ -7,7 +7,7 @@ and the zero fill of rows outside the tensor. docs/prediction.md explains the mo
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, NamedTuple
 
 from ..arch import Gpu
 from ..config import Config
@@ -15,11 +15,10 @@ from ..dtypes import DTYPES
 from ..errors import InputError
 from ..manifest import ceildiv
 from ..problem import Problem
-from ..resources import geometry
 from ..results import Prediction
 from .constants import Constants, constants
 
-MODEL: Final = "closed-form-1"
+MODEL: Final = "closed-form-2"
 _MMA_K: Final = 16  # K of one 16-bit MMA on both archs (PTX ISA)
 
 
@@ -36,6 +35,52 @@ def mma_cycles(config: Config, arch_name: str) -> float:
         fixed = 32 + n / 4 if config.cta_group == 1 else 22 + n / 3
         return steps * config.num_consumer * max(n / 2, fixed)
     return steps * (config.blk_m / 64) * max(config.blk_n / 2, 16 + config.blk_n / 4)
+
+
+class _Grid(NamedTuple):
+    """The work of one launch. Rows and columns are those the MMA sees: exchanged with SWAP_AB.
+
+    Attributes:
+        m, n: rows and columns of the product.
+        cta_rows, cta_cols: rows and columns of operands that one CTA loads per k step.
+        cols: columns of one cluster's tile; rows: its rows.
+        row_tiles, col_tiles: tiles along both.
+        k_steps: k steps of one work item; slices: work items per tile.
+        clusters: that run at once; waves: rounds they need.
+    """
+
+    m: int
+    n: int
+    cta_rows: int
+    cta_cols: int
+    rows: int
+    cols: int
+    row_tiles: int
+    col_tiles: int
+    k_steps: int
+    slices: int
+    clusters: int
+    waves: int
+
+    @property
+    def items(self) -> int:
+        return self.row_tiles * self.col_tiles * self.slices
+
+
+def _grid(problem: Problem, config: Config, blackwell: bool, sms: int) -> _Grid:
+    m, n = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
+    pair = config.cta_group
+    cta_rows = config.blk_m * config.num_consumer if blackwell else config.blk_m
+    rows, cols = pair * cta_rows, pair * config.blk_n if blackwell else config.blk_n
+    row_tiles, col_tiles = ceildiv(m, rows), ceildiv(n, cols)
+    all_steps = ceildiv(problem.k, config.blk_k)
+    k_steps = ceildiv(all_steps, config.split_k)
+    slices = ceildiv(all_steps, k_steps)
+    items = row_tiles * col_tiles * slices
+    clusters = min(items, sms // pair)
+    return _Grid(
+        m, n, cta_rows, cols // pair, rows, cols, row_tiles, col_tiles, k_steps, slices, clusters, ceildiv(items, clusters)
+    )
 
 
 def predict(
@@ -56,66 +101,53 @@ def predict(
         raise InputError(f"sm_count={sms} is outside {pair} to {gpu.sm_count}, one cluster to all SMs of {gpu.slug}")
     c = constants(gpu) if use is None else use
     p = c.overlap
-    blackwell = gpu.arch == "sm_100a"
     size = DTYPES[problem.dtype].bytes
-    m, n = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
-    k = problem.k
+    grid = _grid(problem, config, gpu.arch == "sm_100a", sms)
+    items, waves, k_steps = grid.items, grid.waves, grid.k_steps
 
-    # Tiles: cta_rows x cols of D per CTA; pair * cta_rows per cluster.
-    cta_rows = config.blk_m * config.num_consumer if blackwell else config.blk_m
-    cols = pair * config.blk_n if blackwell else config.blk_n
-    cluster_rows = pair * cta_rows
-    row_tiles, col_tiles = ceildiv(m, cluster_rows), ceildiv(n, cols)
-    all_steps = ceildiv(k, config.blk_k)
-    k_steps = ceildiv(all_steps, config.split_k)
-    slices = ceildiv(all_steps, k_steps)
-    tiles = row_tiles * col_tiles * slices  # what the scheduler hands out: slices of tiles
-    clusters = min(tiles, sms // pair)
-    waves = ceildiv(tiles, clusters)
-
-    # What does not depend on the clock.
+    # One k step: what an SM does by itself.
     mma = mma_cycles(config, gpu.arch)
-    pingpong = config.pingpong
-    issue = c.pingpong_step_cycles if pingpong else c.step_cycles[config.num_consumer - 1]
-    a_rows = min(cta_rows, m)
-    trimmed = not blackwell and pair == 1 and (c.pingpong_trims or not pingpong)  # the launcher shrinks the box of A to M
-    outside = 0 if trimmed or m >= cluster_rows else cta_rows - max(0, m - (pair - 1) * cta_rows)
-    row_bytes = config.blk_k * size
-    shared = c.b_sharing if pair == 1 else pair
-    l2_bytes = (a_rows + cols / shared) * row_bytes * clusters * pair
-    total_bytes = size * (m * k + n * k + m * n)
+    sharing = 1 if config.pingpong else config.num_consumer  # consumers that work on one tile together
+    issue = c.step_cycles + c.consumer_cycles * (sharing - 1)
+    latency = (c.load_cycles + mma + issue) / config.pipe_depth
+    zero_fill = 0.0 if pair == 1 else c.zero_fill_cycles * _rows_outside(grid, pair)
+    sm_bounds = (mma + issue) ** p + latency**p + zero_fill**p + c.least_step_cycles**p
+
+    # What all SMs share.
+    total_bytes = size * (grid.m * problem.k + grid.n * problem.k + grid.m * grid.n)
     held = c.l2_part * gpu.l2_bytes
     miss = max(0.0, 1 - held / total_bytes)
-    dram_bytes = miss * _dram_bytes(m, n, k, size, row_tiles, cluster_rows, config.l2_group_size, held)
-    dram_s = dram_bytes / (c.dram_efficiency * gpu.dram_bytes_per_s)
-    latency = (c.load_cycles + c.miss_cycles * miss + mma + issue) / config.pipe_depth
-    sm_bounds = (mma + issue) ** p + latency**p + (c.zero_fill_cycles * outside) ** p
-    l2_share_s = l2_bytes * miss / c.l2_miss_bytes_per_s
-    consumer_rows = cta_rows if pingpong else cta_rows / config.num_consumer
-    epilogue = c.epilogue_column_cycles * cols * consumer_rows / 64 + c.epilogue_step_cycles * (cols / config.epi_n)
-    reduction = 0.0
-    if slices > 1:
-        # Every slice leaves float32 sums in L2; the last of a tile to come reads them all and writes the tile.
-        sums = cta_rows * cols * 4 / c.slice_bytes_per_cycle
-        reduction = c.slice_cycles + sums + sums * slices / min(waves, slices)
-        epilogue = epilogue / min(waves, slices) + reduction
-    launch_s = c.launch_s + (c.cluster_launch_s if pair > 1 else 0.0)
-    overlapped = pingpong or config.tmem_buffers > 1
+    a_served, b_served = _served(grid, config, c)
+    requested = min(grid.cta_rows, grid.m) / a_served + min(grid.cta_cols, grid.n) / b_served
+    l2_step_s = miss * requested * config.blk_k * size * grid.clusters * pair / c.l2_bytes_per_s
+    dram_s = miss * _dram_bytes(problem, grid, config.l2_group_size, held, size) / (c.dram_efficiency * gpu.dram_bytes_per_s)
+
+    # What follows a tile's last step.
+    cols, consumer_rows = grid.cols, grid.cta_rows / sharing
+    epilogue = c.epilogue_column_cycles * cols * consumer_rows / 64 + c.store_cycles * (cols / config.epi_n - 1)
+    handed_over = added = 0.0
+    if grid.slices > 1:
+        # Every slice leaves float32 sums in L2; the last of a tile to come reads the others' and writes the tile.
+        sums = grid.cta_rows * cols * 4 / c.slice_bytes_per_cycle
+        handed_over, added = c.slice_cycles + sums, sums * (grid.slices - 1)
+    overlapped = config.pingpong or config.tmem_buffers > 1
+    last = (items - (waves - 1) * grid.clusters) / items  # part of the work in the last, partly filled wave
 
     next_clock = gpu.max_clock_hz
     for _ in range(2):  # the clock depends on the utilization, which depends weakly on the clock
         clock = next_clock
-        l2_step = l2_share_s * clock
-        step = max(c.least_step_cycles, (sm_bounds + l2_step**p) ** (1 / p))
-        main = waves * k_steps * step
-        # Overlapped, the epilogue of one tile runs under the MMAs of the next, unless it is the longer.
-        later = max(0.0, epilogue - k_steps * step) if overlapped else epilogue
-        exposed = epilogue + (waves - 1) * later
-        cycles = c.load_cycles + main + exposed
-        sm_s = cycles / clock
-        device_s = (sm_s**p + dram_s**p) ** (1 / p)
-        busy = min(1.0, tiles * pair * k_steps * mma / (sms * clock * device_s))
+        step = (sm_bounds + (l2_step_s * clock) ** p) ** (1 / p)
+        main = k_steps * step
+        between = handed_over + (epilogue + added) / grid.slices
+        if overlapped:  # the epilogue runs under the next tile's MMAs; what it is longer delays every, or every second, tile
+            between = max(0.0, between - main) / (2 if config.pingpong else 1)
+        after = handed_over + added + epilogue
+        early_s = _joined((waves - 1) * (main + between) / clock, (1 - last) * dram_s, p)
+        late_s = _joined((main + after) / clock, last * dram_s, p)
+        device_s = early_s + late_s
+        busy = min(1.0, items * pair * k_steps * mma / (sms * clock * device_s))
         next_clock = settled_clock(problem, gpu, c, busy)
+    launch_s = c.launch_s + (c.cluster_launch_s if pair > 1 else 0.0)
     return Prediction(
         time_s=device_s + launch_s,
         model=MODEL,
@@ -123,19 +155,18 @@ def predict(
         clock_hz=clock,
         parts_s={
             "launch": launch_s,
-            "fill": c.load_cycles / clock,
-            "main_loop": main / clock,
-            "epilogue": exposed / clock,
-            "reduction": waves * reduction / clock,
+            "main_loop": waves * main / clock,
+            "epilogue": ((waves - 1) * between + after) / clock,
+            "reduction": waves * handed_over / clock + added / clock,
             "bound_mma": waves * k_steps * mma / clock,
             "bound_load_latency": waves * k_steps * latency / clock,
-            "bound_l2": waves * k_steps * l2_step / clock,
+            "bound_l2": waves * k_steps * l2_step_s,
             "bound_dram": dram_s,
         },
         utilization={
             "tensor_core": busy,
             "dram": dram_s / device_s * c.dram_efficiency,
-            "sms": tiles / (waves * (sms // pair)),
+            "sms": items / (waves * (sms // pair)),
         },
     )
 
@@ -148,27 +179,57 @@ def settled_clock(problem: Problem, gpu: Gpu, use: Constants, busy: float) -> fl
 
 def device_memory_part(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Return the bytes that one warm launch moves to or from device memory, over the least it could move from a cold start."""
-    c = constants(gpu)
     size = DTYPES[problem.dtype].bytes
-    m, n = (problem.n, problem.m) if config.swap_ab else (problem.m, problem.n)
-    rows = geometry(config, gpu.arch).cluster_rows
-    held = c.l2_part * gpu.l2_bytes
+    grid = _grid(problem, config, gpu.arch == "sm_100a", gpu.sm_count)
+    held = constants(gpu).l2_part * gpu.l2_bytes
     miss = max(0.0, 1 - held / problem.bytes_moved)
-    moved = _dram_bytes(m, n, problem.k, size, ceildiv(m, rows), rows, config.l2_group_size, held)
-    return miss * moved / problem.bytes_moved
+    return miss * _dram_bytes(problem, grid, config.l2_group_size, held, size) / problem.bytes_moved
 
 
-def _dram_bytes(m: int, n: int, k: int, size: int, row_tiles: int, cluster_rows: int, group: int, held: float) -> float:
+def _joined(a: float, b: float, p: float) -> float:
+    return float((a**p + b**p) ** (1 / p))
+
+
+def _rows_outside(grid: _Grid, pair: int) -> int:
+    """Return rows outside the tensor that a CTA of a pair has filled with zeros per k step, where all clusters have some.
+
+    A lone CTA's boxes are cut to a tensor that is smaller (see sm90_launch.py), and the few tiles at an edge showed no cost.
+    What a pair shares is filled in both.
+    """
+    a_rows = 0 if grid.m >= grid.rows else grid.cta_rows - max(0, grid.m - (pair - 1) * grid.cta_rows)
+    b_rows = 0 if grid.n >= grid.cols else grid.cta_cols - max(0, grid.n - (pair - 1) * grid.cta_cols)
+    return a_rows + pair * b_rows
+
+
+def _served(grid: _Grid, config: Config, c: Constants) -> tuple[float, float]:
+    """Return how many SMs one L2 read of A, and one of B, serves.
+
+    Neighbours in the raster that ask for the same lines at the same time are served together: of ``sharing_sms`` of them, those
+    in one tile column share B and those in one tile row share A. Slices of a tile, which are neighbours too, share nothing.
+    Tiles at the edge of N load less and end sooner; the more of them and the more that is missing, the sooner neighbours part.
+    """
+    pair = config.cta_group
+    missing = (grid.col_tiles * grid.cols - grid.n) / pair / (grid.col_tiles * (grid.cta_rows + grid.cta_cols))
+    part = 0.0 if grid.waves == 1 else missing / c.ragged_part
+    together = 1 + (max(1.0, c.sharing_sms / grid.slices) - 1) / (1 + part)
+    group = min(config.l2_group_size, grid.row_tiles)
+    a_served = min(max(1.0, together / group), grid.col_tiles)
+    return a_served, 1.0 if pair > 1 else min(together, group)  # of a pair, each CTA reads its part once for both
+
+
+def _dram_bytes(problem: Problem, grid: _Grid, group: int, held: float, size: int) -> float:
     """Return bytes read and written if nothing stays in L2 from launch to launch, in raster order.
 
-    The raster walks a group of tile rows column by column: A of the group stays in L2 if it fits, B is read once per
-    group unless all of it fits.
+    The raster walks a group of tile rows column by column: A of the group stays in L2 if it fits, and is then read once; B is
+    read once per group unless all of it fits.
     """
-    group = min(group, row_tiles)
-    panel, b_bytes = size * group * cluster_rows * k, size * n * k
-    b_reads = 1 if b_bytes < held else ceildiv(row_tiles, group)
-    a_reads = 1.0 if panel < held else 1 + 0.5 * (1 - held / panel)
-    return size * (m * k * a_reads + m * n) + b_bytes * b_reads
+    k, group = problem.k, min(group, grid.row_tiles)
+    panel, b_bytes = size * group * grid.rows * k, size * grid.n * k
+    b_reads = 1 if b_bytes < held else ceildiv(grid.row_tiles, group)
+    # A panel too large is read again in part if the group takes more than one wave.
+    again = min(0.5, ceildiv(group * grid.col_tiles * grid.slices, grid.clusters) - 1)
+    a_reads = 1.0 if panel < held else 1 + again * (1 - held / panel)
+    return size * (grid.m * k * a_reads + grid.m * grid.n) + b_bytes * b_reads
 
 
 def rank(
