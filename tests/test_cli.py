@@ -352,7 +352,7 @@ def test_tune_without_a_gpu_writes_a_predicted_row_and_compiles_nothing_twice(
     assert again["rows"][0]["run"]["compiled"] == 0
     assert len(Database(tmp_path / "db").rows()) == 2
     text = run("tune", "--shape", "4096x4096x4096", *arguments[:-1]).stdout
-    assert "PREDICTED by closed-form-1 (not measured)" in text and "cuBLAS" not in text
+    assert "PREDICTED by closed-form-2 (not measured)" in text and "cuBLAS" not in text
 
 
 @pytest.mark.slow
