@@ -51,7 +51,7 @@ def _installed(name: str) -> bool:
 
 @dataclass
 class Run:
-    """What the sections share: options, the rows that run a kernel here, and results by section."""
+    """What the sections share: options, the rows that run a kernel or an algorithm here, and results by section."""
 
     options: argparse.Namespace
     device: int = 0
@@ -151,7 +151,7 @@ def wrong(got: Any, a: Any, b: Any) -> str:
 
 
 def load(run: Run) -> dict[str, Any]:
-    """Load the bundle and find the shapes for which a kernel runs here."""
+    """Load the bundle and find the shapes for which a kernel, or an algorithm of cuBLASLt, runs here."""
     import torch
 
     import autogemm
@@ -175,8 +175,9 @@ def load(run: Run) -> dict[str, Any]:
         decisions = [here.decide(row.key.problem, run.device) for row in rows]
     sources: dict[str, int] = {}
     for decision in decisions:
-        sources[decision.source] = sources.get(decision.source, 0) + 1
-        if decision.config is not None and decision.problem is not None:
+        what = f"{decision.source} {decision.runs}"
+        sources[what] = sources.get(what, 0) + 1
+        if decision.runs != "cublas" and decision.problem is not None:
             p = decision.problem
             run.shapes.append((p.m, p.n, p.k, p.dtype))
     run.shapes = sorted(set(run.shapes), key=lambda s: s[0] * s[1] * s[2])
@@ -185,12 +186,12 @@ def load(run: Run) -> dict[str, Any]:
         "source": version, "load_s": took, "rows": len(here.table.by_key), "kernel_shapes": len(run.shapes),
         "decisions": sources, "notices": [str(w.message) for w in caught], "device": str(device),
         "imported": [name for name in REFUSED if name in sys.modules],
-        "reasons": [str(d) for d in decisions if d.config is None][:20],
+        "reasons": [str(d) for d in decisions if d.runs == "cublas"][:20],
     }  # fmt: skip
 
 
 def exact(run: Run) -> dict[str, Any]:
-    """Every shape with a kernel, on integers: the result must be equal everywhere, out of NaN-poisoned memory."""
+    """Every shape that does not run torch.matmul, on integers: the result must be equal everywhere, out of poisoned memory."""
     import torch
 
     import autogemm
@@ -231,7 +232,7 @@ def random_calls(run: Run) -> dict[str, Any]:
         except (RuntimeError, TypeError):
             expected = None
         try:
-            kernels += here.explain(a, b).config is not None
+            kernels += here.explain(a, b).runs != "cublas"
             got = dispatch.matmul(a, b, out)
         except (RuntimeError, TypeError) as error:
             errors += 1
@@ -351,7 +352,7 @@ def graphs(run: Run) -> dict[str, Any]:
     torch.cuda.synchronize()
     if fault := wrong(out, a, b.t()):
         bad.append(f"cold capture: {fault}")
-    if cold.decide(cold.explain(a, b.t()).problem, run.device).config is None:
+    if cold.decide(cold.explain(a, b.t()).problem, run.device).runs == "cublas":
         bad.append("after the capture the kernel is still not used")
     return {"ok": not bad, "captured": len(cases), "wrong": bad}
 
@@ -403,7 +404,8 @@ def threads(run: Run) -> dict[str, Any]:
         a, b = matrix(m, k, dtype).to("cuda:1"), matrix(n, k, dtype).to("cuda:1")
         if fault := wrong(shared.matmul(a, b.t()), a, b.t()):  # the current device stays the first
             bad.append(f"second GPU: {fault}")
-    return {"ok": not bad, "threads": 8, "loads": len(cold._loaded), "gpus": devices, "wrong": bad[:5]}
+    loads, restored = len(cold._loaded), len(cold._restored)
+    return {"ok": not bad, "threads": 8, "loads": loads, "restored": restored, "gpus": devices, "wrong": bad[:5]}
 
 
 def block_module() -> Any:
