@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gpu_dispatch_acceptance import batches, matrix, summary, wrong
+from gpu_dispatch_acceptance import DEVICE, batches, matrix, summary, wrong
 
 SHAPES = (
     (16, 4096, 7168), (8, 6144, 4096), (128, 2112, 7168), (64, 7168, 2048), (256, 4096, 14336), (1024, 1024, 1024),
@@ -184,7 +184,7 @@ def tensors(problem: Any, integers: bool = False, shift: int = 0) -> tuple[Any, 
     def at(rows: int, cols: int) -> Any:
         return matrix(1, rows * cols + shift, problem.dtype, integers)[0, shift:].view(rows, cols)
 
-    out = torch.full((problem.m * problem.n + shift,), float("nan"), device="cuda", dtype=getattr(torch, problem.dtype))
+    out = torch.full((problem.m * problem.n + shift,), float("nan"), device=DEVICE, dtype=getattr(torch, problem.dtype))
     return at(problem.m, problem.k), at(problem.n, problem.k).t(), out[shift:].view(problem.m, problem.n)
 
 
@@ -394,7 +394,7 @@ def compiled(run: Run) -> dict[str, Any]:
             a, b, _ = tensors(chosen[0])
             a.requires_grad_()
             matmul(a, b).sum().backward()
-            ones = torch.ones(chosen[0].m, chosen[0].n, device="cuda", dtype=a.dtype)
+            ones = torch.ones(chosen[0].m, chosen[0].n, device=DEVICE, dtype=a.dtype)
             bad += [f"{kind} gradient: {fault}" for fault in (wrong(a.grad, ones, b.t()),) if fault]
     return {"ok": not bad and bool(modes), "modes": modes, "wrong": bad[:10]}
 
