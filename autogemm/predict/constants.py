@@ -87,15 +87,16 @@ _H200: Final = Constants(
 # Clock: cuBLAS-class kernels reach 1528 TFLOP/s at 4096^3 (DeepGEMM) and 1567 at 16384^3 (cuBLAS); with 80 % and 95 % of the
 # tensor cores' cycles busy that is 1.58 and 1.36 GHz, which two constants describe. Power grows as utilization * clock**3 where
 # voltage follows the clock, hence 1/3.
-# load_cycles: SemiAnalysis' main loop of 128x128x64 stages runs 3.69 to 10.0 TFLOP/s per SM at 2 to 6 stages: depth times step
-# is 2233 cycles at depth 2, of which 256 are the MMAs. step_cycles: their commit overhead.
+# load_cycles: SemiAnalysis' main loop of 128x128 stages of 128 bytes of K takes 1703 cycles for depth steps at depth 2 over
+# 8-bit operands of 32 MB, which stay in L2, and 2233 over 16-bit ones of 64 MB, which don't; 256 are the MMAs. A kernel's waves
+# meet both: the mean. step_cycles: their commit overhead.
 # l2_bytes_per_s: the H200's, by the ratio of device-memory bandwidths.
 _B200: Final = replace(
     _H200,
     full_load_clock_hz=1.40e9,
     clock_per_utilization=1 / 3,
     clock_per_work=0.022,
-    load_cycles=1977,
+    load_cycles=1700,
     step_cycles=12,
     consumer_cycles=0,
     least_step_cycles=60,

@@ -24,7 +24,7 @@ class CostTable:
         clock_hz: SM clock that turns cycles into seconds; a separate factor, never part of a cost.
         launch: kernel launch to first instruction.
         tma_issue, tma_latency: issue slot; issue to complete_tx with a hit in L2, without the transfer itself.
-        dram_latency: added for a box that is not in L2 yet.
+        dram_latency: added for a box that is not in L2.
         sm_in_bw, sm_out_bw: TMA bytes per SM.
         l2_bw, dram_bw: of the whole GPU, shared by all SMs.
         mma_flops, mma_latency, mma_issue: dense 16-bit FLOPs per SM; end of the last MMA to its result; issue slot.
@@ -78,11 +78,12 @@ _B200: Final = CostTable(
     clock_hz=1.58e9,  # at full load (predict/constants.py); simulate/predict.py refines it by utilization
     launch=3000,  # REC: 1.9 us kernel to kernel
     tma_issue=20,  # ASSUMED
-    # SA: a main loop of 128x128x64 stages reaches 3.69, 5.46, 7.16, 8.74 and 10.0 TFLOP/s per SM with 2 to 6 stages. Fitted to
-    # these five numbers by executing that loop: see docs/prediction.md.
-    tma_latency=1400,
-    dram_latency=0,  # in the above
-    sm_in_bw=128,  # HP: 128 B per SM and clock into shared memory; SA's loop needs at least 80
+    # SA: one CTA's main loop of 128x128 stages of 128 bytes of K, 2 to 6 stages deep. Over 32 MB of 8-bit operands it reaches
+    # 9.68, 14.5, 18.9, 19.8 and 19.8 TFLOP/s: from L2. Over 64 MB of 16-bit ones it reaches 3.69, 5.46, 7.16, 8.74 and 10.0:
+    # not from L2. Both fitted by executing that loop: see docs/prediction.md.
+    tma_latency=820,
+    dram_latency=570,
+    sm_in_bw=79,  # SA: what the first of the two takes in once latency is covered
     sm_out_bw=64,  # ASSUMED: half of that
     l2_bw=11_800,  # SA: what their loop moved at 6 stages on 148 SMs, still without a knee
     dram_bw=3560,  # DERIVED: 8 TB/s, of which REC reaches 0.70, at 1.58 GHz
@@ -107,7 +108,7 @@ _H200: Final = replace(
     clock_hz=1.5e9,
     launch=2800,  # REC: 1.9 us
     tma_latency=650,  # HP: TMA adds 170 cycles to a load from L2 of 258 to 414
-    dram_latency=347,  # REC
+    dram_latency=347,  # HP: 479 to 744 cycles to device memory against 263 to L2
     sm_in_bw=64,  # HP: 64 B per SM and clock from L2
     l2_bw=8000,  # between HP's 4472 and what REC allows; 57 recorded points rank best from 8000 on
     dram_bw=2250,  # DERIVED: 4.8 TB/s, of which REC reaches 0.70, at 1.5 GHz

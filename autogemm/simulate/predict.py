@@ -172,12 +172,14 @@ class _Plan:
         steps = scalars["k_steps"]
         costs = cost_table(gpu.slug)
         # One cluster gets its share of the L2's and the device memory's bandwidth. It meets every box for the first time, but
-        # most of what it asks for was fetched by others or is still in L2: device memory counts for the rest only.
+        # most of what it asks for was fetched by others or is still in L2: of device memory's bandwidth it uses the rest only.
+        # Its latency is met more often: a wave's CTAs go through K together, and wait together for what none had before.
         loaded = tiles * ctas * steps * _stage_bytes(program, scalars)
-        fetched = max(1.0, device_memory_part(problem, config, gpu) * problem.bytes_moved)
+        part = device_memory_part(problem, config, gpu)
+        rest = min(1.0, max(1.0, part * problem.bytes_moved) / loaded)
         shared = costs.share(ctas * clusters / sms / clusters)
-        rest = min(1.0, fetched / loaded)
-        shared = replace(shared, dram_bw=shared.dram_bw / rest, dram_latency=shared.dram_latency * rest)
+        met = min(1.0, part) * _first_touched(scalars)
+        shared = replace(shared, dram_bw=shared.dram_bw / rest, dram_latency=shared.dram_latency * met)
         return cls(
             program=program, scalars=scalars, shape=shape, arch_name=gpu.arch, costs=shared, sms=sms, ctas=ctas,
             clusters=clusters, tiles=tiles, waves=waves, steps=steps, blk_k=config.blk_k,
@@ -217,6 +219,21 @@ class _Plan:
                 name = f"{title} waits for {family}"
                 waits[name] = max(waits.get(name, 0.0), cycles)
         return _Run(cycles=machine.now, busy=dict(machine.busy), waits=waits)
+
+
+def _first_touched(scalars: dict[str, int]) -> float:
+    """Return the part of all tiles whose row or column no earlier wave of tiles has worked on."""
+    from ..kernel.scheduler import tile_at
+
+    rows: set[int] = set()
+    columns: set[int] = set()
+    count, new = scalars["tile_count"], 0
+    for start in range(0, count, scalars["cluster_count"]):
+        wave = [tile_at(tile, scalars) for tile in range(start, min(count, start + scalars["cluster_count"]))]
+        new += sum(row not in rows or column not in columns for row, column in wave)
+        rows.update(row for row, _ in wave)
+        columns.update(column for _, column in wave)
+    return new / count
 
 
 def _stage_bytes(program: Program, scalars: dict[str, int]) -> int:
