@@ -58,6 +58,7 @@ class Verified:
         """Return a JSON-ready dict."""
         return {
             "key": str(self.row.key), "config_id": self.row.config.id, "verdict": self.verdict, "stale": self.stale,
+            "runs_before": self.row.choice, "runs_now": None if self.now is None else self.now.choice,
             "ratio_before": self.row.ratio(), "ratio_now": None if self.now is None else self.now.ratio(),
             "reason": self.reason,
         }  # fmt: skip

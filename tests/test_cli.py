@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+from cublaslt_fakes import algorithm_of
+from dispatch_fakes import measured, with_algorithm
 from typer.testing import CliRunner, Result
 
 from autogemm.binary import Binary
@@ -231,6 +233,20 @@ def test_explain_gives_the_reason(tmp_path: Path) -> None:
     assert document["source"] == "torch" and "not measured" in document["reason"]
     allowed = json.loads(run("explain", "--shape", "128x4096x4096", "--arch", "sm_90a", "--unmeasured", "--json").stdout)
     assert allowed["source"] == "exact" and allowed["config_id"] == row().config.id
+
+
+def test_a_row_that_names_an_algorithm_shows_it_beside_its_kernel(tmp_path: Path) -> None:
+    named = with_algorithm(measured(128, 4096, 4096), lead=1.05)
+    Database(tmp_path / "db").put(named)
+    explained = run("explain", "--shape", "128x4096x4096", "--gpu", "nvidia-h200")
+    assert explained.stdout.startswith(f"128x4096x4096 float16 NT: runs {algorithm_of().name} of cuBLASLt 130100\n")
+    assert "the best kernel measured 1.100" in explained.stdout
+    shown = run("show").stdout
+    assert "1.100 ± 0.000" in shown and "1.155 ± 0.000" in shown and "cublaslt" in shown and named.config.id in shown
+    (document,) = json.loads(run("show", "--json").stdout)
+    assert document["choice"] == "cublaslt" and document["summary"]["cublaslt_ratio_to_cublas"] == pytest.approx(
+        1.155, abs=5e-4
+    )
 
 
 def test_predict_ranks_the_named_configs_as_the_seed_measured_them() -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
 import torch
+from cublaslt_fakes import algorithm_of
 
+from autogemm.algorithm import Algorithm
+from autogemm.errors import LaunchError, NothingFound
 from autogemm.measure import device as module
-from autogemm.measure.device import RESTED_S, SETTLE_RESTED_S, SETTLE_S, DeviceSession
-from autogemm.measure.faults import TrialFault
+from autogemm.measure.device import RESTED_S, SEARCH_ROUNDS, SETTLE_RESTED_S, SETTLE_S, DeviceSession
+from autogemm.measure.faults import Fault, TrialFault
 from autogemm.measure.service import DeviceService
-from autogemm.measure.timer import BASELINE
+from autogemm.measure.timer import BASELINE, CUBLASLT
+from autogemm.problem import Problem
 from autogemm.results import Outcome
 
 
@@ -49,6 +54,47 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     monkeypatch.setattr(module, "time", made)
     monkeypatch.setattr(module, "_last_busy", {})
     return made
+
+
+class Algorithms(DeviceSession):
+    """A session in which cuBLASLt's algorithms take times given by their ids; some are refused, some are wrong."""
+
+    def __init__(self, refused: set[int], wrong: set[int]) -> None:
+        self.device, self.problem = 0, Problem(m=64, n=128, k=256)
+        self.refused, self.wrong = refused, wrong
+        self.timed: dict[str, int] = {}
+        self.timer = SimpleNamespace(remove=self.timed.pop)  # type: ignore[assignment]
+        self.rounds = 0
+
+    def restore(self, algorithm: Algorithm, problem: Problem) -> int:
+        if algorithm.algo_id in self.refused:
+            raise LaunchError("NOT_SUPPORTED")
+        return algorithm.algo_id
+
+    def admit_call(self, name: str, call: object) -> dict[str, float]:
+        if call in self.wrong:
+            raise TrialFault(Fault(outcome=Outcome.INCORRECT, detail="wrong", sticky=False))
+        self.timed[name] = call  # type: ignore[assignment]
+        return {"kernel": 2e-4, "baseline": 2e-4}
+
+    def round(self, names: Sequence[str], *, cold: bool = False) -> dict[str, float]:
+        self.rounds += 1
+        # One disturbed round must not decide.
+        return {name: 1e-6 * (1 if self.rounds == 1 else self.timed[name]) for name in names}
+
+
+def test_the_fastest_accurate_algorithm_that_runs_here_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    offers = [algorithm_of(number) for number in (7, 3, 9, 5, 2)]
+    monkeypatch.setattr(module, "offered", lambda lt, problem: offers)
+    made = Algorithms(refused={2}, wrong={3})
+    monkeypatch.setattr(module, "cublaslt", lambda device: made)
+    found = made.admit_cublaslt()
+    assert found.algorithm == algorithm_of(5) and found.tried == 3
+    assert made.timed == {CUBLASLT: 5} and made.rounds == SEARCH_ROUNDS
+    assert made.admit_algorithm(algorithm_of(9)) == {"kernel": 2e-4, "baseline": 2e-4} and made.timed == {CUBLASLT: 9}
+    with pytest.raises(NothingFound, match="none of 5 cuBLASLt algorithms"):
+        made.wrong = {3, 5, 7, 9}
+        made.admit_cublaslt()
 
 
 def session(clock: Clock) -> DeviceSession:
