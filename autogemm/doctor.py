@@ -136,8 +136,9 @@ def _torch() -> list[Item]:
         device = local_device(index)
         assert device is not None
         detail = f"{device.name} ({device.gpu}), {device.sm_count} SMs, {device.arch or 'no kernels are generated for it'}"
-        driver = f", driver {device.driver}" if device.driver else ""
-        items.append(Item(name=f"GPU {index}", state="ok" if device.arch else "bad", needed=False, detail=detail + driver))
+        detail += f", driver {device.driver}" if device.driver else ""
+        detail += f", cuBLASLt {device.cublaslt}" if device.cublaslt else ", no cuBLASLt"
+        items.append(Item(name=f"GPU {index}", state="ok" if device.arch else "bad", needed=False, detail=detail))
     return items
 
 
