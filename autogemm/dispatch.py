@@ -460,7 +460,8 @@ def notices(device: Device, database: Database | None = None) -> tuple[Notice, .
 def prepare(problems: Iterable[Problem], *, device: int | None = None, sm_count: int | None = None) -> list[Decision]:
     """Load the kernels of ``problems`` on a GPU ahead of their first use, as before CUDA-graph capture; return the decisions.
 
-    The cuBLASLt algorithms that rows name are restored likewise. Nothing is compiled; a kernel that is not compiled yet leaves its problem to torch.matmul and its decision says so.
+    The cuBLASLt algorithms that rows name are restored likewise. Nothing is compiled; a kernel that is not compiled yet leaves
+    its problem to torch.matmul and its decision says so.
     """
     index = device if device is not None else torch.cuda.current_device()
     return [dispatcher().decide(problem, index, sm_count=sm_count) for problem in problems]
