@@ -146,6 +146,8 @@ class Manifest:
         params: kernel parameters in order.
         workspace_bytes: device memory the kernel needs, as an expression; "0" for none. It must be zero before the first
             launch, and each launch leaves it zero where the kernel relies on that.
+        programmatic: the kernel itself waits for the work before it on the stream (``griddepcontrol.wait``), so it may be
+            launched while that still runs.
         generator: content hash of the generator that emitted the kernel.
     """
 
@@ -163,6 +165,7 @@ class Manifest:
     tensor_maps: tuple[TensorMap, ...]
     params: tuple[Param, ...]
     workspace_bytes: str = "0"
+    programmatic: bool = False
     generator: str = ""
     schema: int = field(default=SCHEMA)
 

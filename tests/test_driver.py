@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,72 @@ def test_a_launch_passes_grid_cluster_shared_memory_stream_and_parameters() -> N
     dims = config.attrs[0].value.clusterDim
     assert (dims.x, dims.y, dims.z) == (2, 1, 1)
     assert (int(function), params, extra) == (0xF00, 0xABC0, 0)
+
+
+OVERLAP = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+ACTIVE = cuda.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
+KERNEL_NODE = cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_KERNEL
+
+
+class Capture:
+    """A stream as the driver sees it, captured into a graph or not; records what each launch allowed."""
+
+    def __init__(self) -> None:
+        self.overlaps: list[bool] = []
+        self.status: Any = cuda.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_NONE
+        self.before: list[tuple[Any, int]] = []  # what comes next depends on: (type of node, its function)
+        self.queries = 0
+        self.driver = make_driver(
+            cuLaunchKernelEx=self.launch, cuStreamGetCaptureInfo=self.info,
+            cuGraphNodeGetType=lambda node: (OK, node[0]),
+            cuGraphKernelNodeGetParams=lambda node: (OK, SimpleNamespace(func=node[1])),
+        )  # fmt: skip
+        self.driver._capturing = lambda: self.status == ACTIVE
+
+    def launch(self, config: Any, *rest: Any) -> tuple[Any]:
+        allowed = [a.value.programmaticStreamSerializationAllowed for a in config.attrs if a.id == OVERLAP]
+        assert allowed in ([], [1]) and config.numAttrs == len(config.attrs)
+        self.overlaps.append(bool(allowed))
+        return (OK,)
+
+    def info(self, stream: Any) -> tuple[Any, ...]:
+        self.queries += 1
+        assert int(stream) == LAUNCH.stream
+        return OK, self.status, 3, None, self.before or None, None, len(self.before)
+
+
+def test_a_kernel_that_waits_for_its_predecessor_is_launched_before_that_ends() -> None:
+    seen = Capture()
+    launch = seen.driver.prepare(replace(LAUNCH, programmatic=True))
+    launch()
+    launch()
+    seen.driver.prepare(LAUNCH)()
+    assert seen.overlaps == [True, True, False] and seen.queries == 0
+
+
+@pytest.mark.parametrize(
+    ("before", "overlaps"),
+    [
+        ([(KERNEL_NODE, LAUNCH.function)], True),  # one of ours
+        ([(KERNEL_NODE, 0xBAD)], False),  # someone else's kernel
+        ([(cuda.CUgraphNodeType.CU_GRAPH_NODE_TYPE_MEMSET, LAUNCH.function)], False),
+        ([(KERNEL_NODE, LAUNCH.function)] * 2, False),  # two branches meet
+        ([], False),  # the first node of the graph
+    ],
+)
+def test_in_a_graph_a_kernel_overlaps_only_with_one_of_our_own(before: list[tuple[Any, int]], overlaps: bool) -> None:
+    seen = Capture()
+    launch = seen.driver.prepare(replace(LAUNCH, programmatic=True))
+    seen.status, seen.before = ACTIVE, before
+    launch()
+    assert seen.overlaps == [overlaps] and seen.queries == 1
+
+
+def test_a_capture_of_another_stream_changes_nothing() -> None:
+    seen = Capture()
+    seen.driver._capturing = lambda: True  # torch's current stream, while the launch names a stream of its own
+    seen.driver.prepare(replace(LAUNCH, programmatic=True))()
+    assert seen.overlaps == [True] and seen.queries == 1
 
 
 def test_clusters_are_counted_for_the_attributes_of_a_launch() -> None:

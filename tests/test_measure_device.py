@@ -85,13 +85,17 @@ class Algorithms(DeviceSession):
 
 def test_the_fastest_accurate_algorithm_that_runs_here_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     offers = [algorithm_of(number) for number in (7, 3, 9, 5, 2)]
-    monkeypatch.setattr(module, "offered", lambda lt, problem: offers)
+    by_hand = [algorithm_of(number) for number in (9, 1)]
+    monkeypatch.setattr(module, "offered", lambda lt, problem, dispatchable=True: offers if dispatchable else by_hand)
     made = Algorithms(refused={2}, wrong={3})
     monkeypatch.setattr(module, "cublaslt", lambda device: made)
     found = made.admit_cublaslt()
     assert found.algorithm == algorithm_of(5) and found.tried == 3
     assert made.timed == {CUBLASLT: 5} and made.rounds == SEARCH_ROUNDS
     assert made.admit_algorithm(algorithm_of(9)) == {"kernel": 2e-4, "baseline": 2e-4} and made.timed == {CUBLASLT: 9}
+    # A benchmark compares with whatever a user could pick, also where dispatch may not.
+    everything = made.admit_cublaslt(dispatchable=False)
+    assert everything.algorithm == algorithm_of(1) and everything.tried == 4
     with pytest.raises(NothingFound, match="none of 5 cuBLASLt algorithms"):
         made.wrong = {3, 5, 7, 9}
         made.admit_cublaslt()

@@ -213,8 +213,13 @@ def test_kernels_keep_to_their_plan(kernel):
     assert f"__launch_bounds__({(config.num_consumer + 1) * 128}, 1)" in text
     assert f"m64n{config.blk_n}k16" in text
     assert ("stmatrix_sync_aligned_m8n8_x2_trans" in text or "x4_trans" in text) == config.swap_ab
-    assert ("atom_acq_rel_gpu_global_add" in text) == (config.split_k > 1)
+    assert ("atom_relaxed_gpu_global_add" in text) == (config.split_k > 1)
     assert ("multicast" in text) == (config.cta_group > 1)
+    # Nothing may be touched before the previous kernel ends, and only the end of this one starts the next.
+    assert kernel.manifest.programmatic and "griddepcontrol.wait" in text and "launch_dependents" not in text
+    # Loads that need no other thread come before the CTA's threads meet; in a cluster every load does.
+    meeting = text.rindex("cluster_sync();" if config.cta_group > 1 else "cta_sync();")
+    assert ("g2s" in text[text.index("gemm_kernel(") : meeting]) != (config.cta_group > 1) or config.cta_group > 1
     assert ("bar_arrive" in text) == config.pingpong
     assert f"float acc_ptr[{accumulator_registers(config)}]" in text
     inits = re.findall(r"mbarrier_init_init_shared_b64\(tvm_builtin_cuda_cvta", text)
@@ -270,6 +275,7 @@ def execute(func: Any, config: Config, shape: tuple[int, int, int], dtype: str =
     return check_primfunc(
         func, arch="sm_90a", inputs={"a": a, "b": b}, sm_count=sms, level="ptx", seeds=seeds,
         scalars=evaluated(config, m, n, k, sm_count=sms, l2_group_size=2), barrier_names=sm90.barrier_names(config),
+        programmatic=True,
     )  # fmt: skip
 
 
@@ -345,20 +351,30 @@ MUTATIONS = {
         ("ping-pong", "order.pass_turn(consumer)", "order.pass_turn(0)"),
     "the other consumer's stages are not passed over":
         ("ping-pong", "skip(ring, steps, DEPTH)", "skip(ring, 0, DEPTH)"),
-    "sums are counted before they are all there":
-        ("split", "T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))\n                before[0]", "before[0]"),
-    "counting in releases nothing":
-        ("split", "atom.acq_rel.gpu", "atom.acquire.gpu"),
-    "counting in acquires nothing":
-        ("split", "atom.acq_rel.gpu", "atom.release.gpu"),
+    "sums are not waited for":
+        ("split", "while least[0] == T.uint32(0):", "while least[0] == T.uint32(1):"),
+    "half of the sums are waited for":
+        ("split", "for i in T.unroll(CHUNK - 1):", "for i in T.unroll(CHUNK // 2 - 1):"),
+    "a sum of zero looks like none":
+        ("split", "T.float32(-0.0)", "T.float32(0.0)"),
+    "sums are left for the next launch":
+        ("split", "T.ptx[_EMPTY](at, T.uint32(0)", "T.ptx[_EMPTY](at, T.uint32(1)"),
+    "first loads do not wait for the previous kernel":
+        ("swapped", "                        T.ptx.griddepcontrol.wait()\n                        for", "                        for"),
+    "loads of a cluster do not wait for the previous kernel":
+        ("cooperative", "                        T.ptx.griddepcontrol.wait()\n                    while", "                        pass\n                    while"),
+    "early loads are repeated":
+        ("swapped", "load(fill.stage, early + k)", "load(fill.stage, k)"),
+    "early loads are taken off every tile":
+        ("swapped", "                        early = 0\n                        sched", "                        sched"),
     "the sum is taken one slice early":
         ("split", 'T.Cast("uint32", slices - 1)', 'T.Cast("uint32", slices - 2)'),
     "counters are not cleared":
-        ("split", "T.ptx[_CLEAR](counter, T.uint32(0))", "T.ptx[_CLEAR](counter, T.uint32(1))"),
+        ("split", "consumer]), T.uint32(0))", "consumer]), T.uint32(2))"),
     "own sums are left out":
         ("split", "if slice0 == slices - 1:", "if slice0 == slices:"),
     "parts are summed from one place":
-        ("split in parts", "quad = T.meta_var(chunk * (CHUNK // 4) + i)", "quad = T.meta_var(i)"),
+        ("split in parts", "counter_words + chunk * (CHUNK * WARPGROUP)", "counter_words"),
 }  # fmt: skip
 
 

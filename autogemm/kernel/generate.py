@@ -25,6 +25,8 @@ PRIM_FUNC_NAME: Final = "gemm"
 ENTRY: Final = f"{PRIM_FUNC_NAME}_kernel"  # TVM names a PrimFunc's device kernel so
 LAYOUT: Final[Layout] = "NT"
 EPILOGUE: Final[Epilogue] = "none"
+# A kernel with this instruction waits for the work before it on the stream, so it may be launched while that still runs.
+_WAITS: Final = "griddepcontrol.wait"
 
 _PACKAGE: Final = Path(__file__).resolve().parent
 # What a kernel and its manifest are made of, besides this folder.
@@ -102,12 +104,12 @@ def generate(config: Config, arch_name: ArchName, dtype: str = "float16") -> Ker
     dtype = lookup_dtype(dtype).name
     config = config.binary
     func = prim_func(config, arch_name, dtype)
-    from .lower import cuda_text, kernel_params
+    from .lower import cuda_text
 
     cuda = cuda_text(func, arch_name)
     return KernelSource(
         arch=arch_name, dtype=dtype, layout=LAYOUT, epilogue=EPILOGUE, config=config, cuda=cuda,
-        manifest=_manifest(config, arch_name, dtype, kernel_params(cuda, ENTRY)),
+        manifest=_manifest(config, arch_name, dtype, cuda),
     )  # fmt: skip
 
 
@@ -136,8 +138,11 @@ def _body(arch_name: ArchName) -> ModuleType:
     return sm100
 
 
-def _manifest(config: Config, arch_name: ArchName, dtype: str, params: list[tuple[str, str]]) -> Manifest:
+def _manifest(config: Config, arch_name: ArchName, dtype: str, cuda: str) -> Manifest:
+    from .lower import kernel_params
+
     scalars, tensor_maps, grid, workspace_bytes = manifest_parts(config, arch_name, dtype)
+    params = kernel_params(cuda, ENTRY)
     known = {m.name for m in tensor_maps} | {s.name for s in scalars}
     unknown = [name for kind, name in params if kind != "workspace" and name not in known]
     if unknown:
@@ -148,5 +153,5 @@ def _manifest(config: Config, arch_name: ArchName, dtype: str, params: list[tupl
         smem_bytes=smem_bytes(config, arch_name, dtype), grid=grid,
         scalars=scalars, tensor_maps=tensor_maps,
         params=tuple(Param(kind=kind, name=name) for kind, name in params),  # type: ignore[arg-type]
-        workspace_bytes=workspace_bytes, generator=generator_hash(),
+        workspace_bytes=workspace_bytes, programmatic=_WAITS in cuda, generator=generator_hash(),
     )  # fmt: skip

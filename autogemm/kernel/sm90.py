@@ -10,10 +10,10 @@ and the epilogue transposes: D is written row-major either way.
 
 CTA_GROUP = 2: the cluster's CTAs take neighbouring row tiles and each loads half of the rhs tile for both (TMA multicast).
 PINGPONG: the two consumers take alternate tiles, one multiplying while the other stores.
-SPLIT_K: a work item is one slice of K of one tile; how many slices there are is decided at launch. Each consumer leaves its
-partial sums in the workspace and counts itself in; whoever comes last adds all slices' sums in slice order and writes the tile,
-while the others go on. Nobody waits, so nothing is assumed about which CTAs run at the same time, and whoever is last, the
-results are the same bit for bit.
+SPLIT_K: a work item is one slice of K of one tile; how many slices there are is decided at launch. Each consumer counts itself
+in when it starts a slice. Whoever came last adds all slices' sums in slice order and writes the tile; the others leave their
+sums in the workspace and go on. It waits only for slices that others are at work on already, so nothing is assumed about which
+CTAs run at the same time, and whoever is last, the results are the same bit for bit.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from .sm90_launch import ELEMENT_BYTES, MMA_M, WARPGROUP, Plan, manifest_parts
 __all__ = ["barrier_names", "build", "manifest_parts"]
 
 MMA_K: Final = 16
+# Stages loaded before the CTA's threads meet. Two measured best of 1, 2, 4 and all: more keep the consumers waiting.
+MAX_EARLY_LOADS: Final = 2
 
 # CUtensorMapSwizzle (CUDA Driver API) by bytes of the box's inner extent.
 _SWIZZLE_CODE: Final = {32: 1, 64: 2, 128: 3}
@@ -40,11 +42,12 @@ _SWIZZLE_CODE: Final = {32: 1, 64: 2, 128: 3}
 _LOAD: Final = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
 _LOAD_MULTICAST: Final = _LOAD + ".multicast::cluster"
 _STORE: Final = "cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group"
-# Partial sums go through L2: they are read by another SM.
+# Partial sums go through L2: they are read by another SM. Each word says for itself whether it has come (see ``put_sums``), so
+# nothing has to be ordered: a fence and an acquiring atomic would cost two round trips to L2.
 _PUT: Final = "st.relaxed.gpu.global.v4.f32"
-_TAKE: Final = "ld.relaxed.gpu.global.v4.f32"
-# Released after the warpgroup's barrier, so that it covers what all its threads put there (PTX ISA, causality order).
-_COUNT_IN: Final = "atom.acq_rel.gpu.global.add.u32"
+_TAKE: Final = "ld.relaxed.gpu.global.v4.u32"
+_EMPTY: Final = "st.relaxed.gpu.global.v4.u32"
+_COUNT_IN: Final = "atom.relaxed.gpu.global.add.u32"
 _CLEAR: Final = "st.relaxed.gpu.global.u32"
 _ANY: Final = "barrier.cta.red.or.pred"
 
@@ -74,6 +77,7 @@ def build(config: Config, dtype: str) -> Any:
     CHUNK, AT_ONCE = slices_in_registers(c)
     REGISTERS = register_split(c)
     SWIZZLE = _SWIZZLE_CODE[BOX * ELEMENT_BYTES]
+    EARLY = min(MAX_EARLY_LOADS, DEPTH - 1)
     ptx = lookup_dtype(dtype).ptx
     MMA = f"wgmma.mma_async.sync.aligned.m64n{BLK_N}k16.f32.{ptx}.{ptx}"
     CONVERT = f"cvt.rn.{ptx}x2.f32"
@@ -87,10 +91,10 @@ def build(config: Config, dtype: str) -> Any:
     def rhs_of(a, b):
         return a if SWAP else b
 
-    def sums_at(counter_words, tile, slices, of, consumer, thread):
-        """Return the word of the workspace at which thread's partial sums of slice ``of`` of a tile start."""
-        slot = (tile * slices + of) * CONSUMERS + consumer
-        return T.Cast("int64", counter_words + thread * 4) + T.Cast("int64", slot) * T.int64(PARTIAL)
+    def sums_at(counter_words, tile, slices, of, consumer, thread, chunk=0):
+        """Return the word of the workspace at which a chunk of thread's partial sums of slice ``of`` of a tile starts."""
+        slot = T.Cast("int64", (tile * slices + of) * CONSUMERS + consumer)
+        return T.Cast("int64", counter_words + chunk * (CHUNK * WARPGROUP) + thread * 4) + slot * T.int64(PARTIAL)
 
     # fmt: off
     @T.prim_func
@@ -148,11 +152,6 @@ def build(config: Config, dtype: str) -> Any:
         pool.commit()
         T.ptx.fence.proxy.async_.shared__cta()
         T.ptx.fence.mbarrier_init.release.cluster()
-        if CLUSTER > 1:
-            # A peer's arrive or multicast must not reach a barrier before it is initialised.
-            T.cuda.cluster_sync()
-        else:
-            T.cuda.cta_sync()
 
         sched = RasterScheduler(
             (
@@ -167,32 +166,57 @@ def build(config: Config, dtype: str) -> Any:
         first_step = T.meta_var(sched.k_slice * slice_steps if SPLIT else 0)
         steps = T.meta_var(T.min(slice_steps, k_steps - first_step) if SPLIT else k_steps)
 
+        @T.inline
+        def load(stage, step):
+            k_at = T.meta_var((first_step + step) * BLK_K)
+            full = T.meta_var(tma2mma.ptr_to([stage]))
+            tma2mma.arrive(stage, stage_bytes)
+            T.ptx[_LOAD](lhs_smem.ptr_to([stage, 0]), T.address_of(lhs_map), k_at, tile_row, full)
+            if GROUP > 1:
+                T.ptx[_LOAD_MULTICAST](
+                    rhs_smem.ptr_to([stage, cta_rank * RHS_PART]), T.address_of(rhs_map),
+                    k_at, tile_col + cta_rank * (BLK_N // GROUP), full, T.uint16((1 << GROUP) - 1),
+                )
+            else:
+                T.ptx[_LOAD](rhs_smem.ptr_to([stage, 0]), T.address_of(rhs_map), k_at, tile_col, full)
+
+        # Under programmatic dependent launch: nothing of the previous kernel's may be read or overwritten before it ends;
+        # consumers are ordered behind the loads. There is no launch_dependents: the next kernel's CTAs would take the SMs in
+        # the order in which this one's leave them, and neighbouring tiles would no longer share a GPC's reads of L2
+        # (256x4096x4096: 16.5 us against 13.4).
+        early = T.local_scalar("int32")
+        if CLUSTER > 1:
+            early = 0
+            # A peer's arrive or multicast must not reach a barrier before it is initialised.
+            T.cuda.cluster_sync()
+        else:
+            # The first loads need no other thread; the way to memory is the longest part of a small product.
+            early = T.min(steps, EARLY)
+            if wg_id == 0:  # noqa: SIM102  (run-time conditions: no "and")
+                if warp_id == 0:
+                    T.cuda.warp_sync()  # with the thread that initialised the barriers
+                    if T.cuda.elect_sync():
+                        T.ptx.griddepcontrol.wait()
+                        for k in T.serial(early, unroll=False):
+                            load(k, k)
+            T.cuda.cta_sync()
+
         if wg_id == 0:
             # ---------------- producer ----------------
             if REGISTERS is not None:
                 T.ptx.setmaxnreg.dec.sync.aligned.u32(REGISTERS[0])
             if warp_id == 0:
                 fill = PipelineState(DEPTH, phase=1)
+                fill.stage = early
                 if T.cuda.elect_sync():
-                    # Under programmatic dependent launch: nothing of the previous kernel's may be read or overwritten before it
-                    # ends (consumers are ordered behind these loads), and the next kernel may take over SM by SM.
-                    T.ptx.griddepcontrol.wait()
-                    T.ptx.griddepcontrol.launch_dependents()
+                    if CLUSTER > 1:
+                        T.ptx.griddepcontrol.wait()
                     while sched.valid():
-                        for k in T.serial(steps, unroll=False):
-                            k_at = T.meta_var((first_step + k) * BLK_K)
-                            full = T.meta_var(tma2mma.ptr_to([fill.stage]))
+                        for k in T.serial(steps - early, unroll=False):
                             mma2tma.wait(fill.stage, fill.phase)
-                            tma2mma.arrive(fill.stage, stage_bytes)
-                            T.ptx[_LOAD](lhs_smem.ptr_to([fill.stage, 0]), T.address_of(lhs_map), k_at, tile_row, full)
-                            if GROUP > 1:
-                                T.ptx[_LOAD_MULTICAST](
-                                    rhs_smem.ptr_to([fill.stage, cta_rank * RHS_PART]), T.address_of(rhs_map),
-                                    k_at, tile_col + cta_rank * (BLK_N // GROUP), full, T.uint16((1 << GROUP) - 1),
-                                )
-                            else:
-                                T.ptx[_LOAD](rhs_smem.ptr_to([fill.stage, 0]), T.address_of(rhs_map), k_at, tile_col, full)
+                            load(fill.stage, early + k)
                             fill.advance()
+                        early = 0
                         sched.next_tile()
         else:
             # ---------------- consumers ----------------
@@ -214,7 +238,8 @@ def build(config: Config, dtype: str) -> Any:
                 tile0 = T.local_scalar("int32")
                 slice0 = T.local_scalar("int32")
                 total = T.alloc_local((CHUNK,), "float32")
-                term = T.alloc_local((AT_ONCE, CHUNK), "float32")
+                term = T.alloc_local((AT_ONCE, CHUNK), "uint32")
+                least = T.alloc_local((1,), "uint32")
                 before = T.alloc_local((1,), "uint32")
                 last = T.alloc_local((1,), "uint32")
             # Both operands K-major with 128-byte swizzle: 8-row atoms 1024 B apart (PTX ISA, "Matrix-descriptor format").
@@ -261,21 +286,43 @@ def build(config: Config, dtype: str) -> Any:
 
             @T.inline
             def count_in():
-                """Leave this slice's partial sums in the workspace; set ``last`` if the other slices' were there already."""
-                first = T.meta_var(sums_at(counter_words, tile0, slices, slice0, consumer, thread))
-                for i in T.unroll(ACCUMULATORS // 4):
-                    at = T.meta_var(workspace.ptr_to([first + i * (WARPGROUP * 4)]))
-                    T.ptx[_PUT](at, acc[i * 4], acc[i * 4 + 1], acc[i * 4 + 2], acc[i * 4 + 3])
-                counter = T.meta_var(workspace.ptr_to([tile0 * CONSUMERS + consumer]))
-                T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))
+                """Tell the tile's other slices that this one is being worked on; ``before`` is how many were."""
                 before[0] = T.uint32(0xFFFFFFFF)
                 if thread == 0:
-                    T.ptx[_COUNT_IN](before[0], counter, T.uint32(1))
+                    T.ptx[_COUNT_IN](before[0], workspace.ptr_to([tile0 * CONSUMERS + consumer]), T.uint32(1))
+
+            @T.inline
+            def find_last():
+                """Set ``last`` in every thread if this slice started last, and clear the counter for the next launch."""
                 is_last = T.meta_var(before[0] == T.Cast("uint32", slices - 1))
                 T.ptx[_ANY](last[0], T.Cast("uint32", warpgroup_barrier(wg_id)), T.uint32(WARPGROUP), is_last)
                 if last[0] != T.uint32(0):  # noqa: SIM102  (run-time conditions: no "and")
                     if thread == 0:
-                        T.ptx[_CLEAR](counter, T.uint32(0))  # as the next launch needs it
+                        T.ptx[_CLEAR](workspace.ptr_to([tile0 * CONSUMERS + consumer]), T.uint32(0))
+
+            @T.inline
+            def put_sums():
+                """Leave this slice's sums in the workspace. A word of 0 there means "not yet", so +0.0 goes as -0.0."""
+                first = T.meta_var(sums_at(counter_words, tile0, slices, slice0, consumer, thread))
+                for i in T.unroll(ACCUMULATORS):
+                    acc[i] = T.Select(acc[i] == T.float32(0), T.float32(-0.0), acc[i])
+                for i in T.unroll(ACCUMULATORS // 4):
+                    at = T.meta_var(workspace.ptr_to([first + i * (WARPGROUP * 4)]))
+                    T.ptx[_PUT](at, acc[i * 4], acc[i * 4 + 1], acc[i * 4 + 2], acc[i * 4 + 3])
+
+            @T.inline
+            def take_sums(first, s):
+                """Read a chunk of another slice's sums into ``term[s]``; ``least`` is 0 if any have not come yet."""
+                for i in T.unroll(CHUNK // 4):
+                    j = T.meta_var(i * 4)
+                    at = T.meta_var(workspace.ptr_to([first + i * (WARPGROUP * 4)]))
+                    T.ptx[_TAKE](term[s, j], term[s, j + 1], term[s, j + 2], term[s, j + 3], at)
+
+            @T.inline
+            def look_at(s):
+                least[0] = term[s, 0]
+                for i in T.unroll(CHUNK - 1):
+                    least[0] = T.min(least[0], term[s, i + 1])
 
             @T.inline
             def add_own(chunk):
@@ -293,19 +340,23 @@ def build(config: Config, dtype: str) -> Any:
                             other = T.meta_var(group * AT_ONCE + s)
                             if other < slices - 1:
                                 of = T.meta_var(other + T.Cast("int32", other >= slice0))
-                                first = T.meta_var(sums_at(counter_words, tile0, slices, of, consumer, thread))
-                                for i in T.unroll(CHUNK // 4):
-                                    quad = T.meta_var(chunk * (CHUNK // 4) + i)
-                                    at = T.meta_var(workspace.ptr_to([first + quad * (WARPGROUP * 4)]))
-                                    j = T.meta_var(i * 4)
-                                    T.ptx[_TAKE](term[s, j], term[s, j + 1], term[s, j + 2], term[s, j + 3], at)
+                                take_sums(sums_at(counter_words, tile0, slices, of, consumer, thread, chunk), s)
                         for s in T.unroll(AT_ONCE):
                             other = T.meta_var(group * AT_ONCE + s)
                             if other < slices - 1:
+                                of = T.meta_var(other + T.Cast("int32", other >= slice0))
+                                first = T.meta_var(sums_at(counter_words, tile0, slices, of, consumer, thread, chunk))
+                                look_at(s)
+                                while least[0] == T.uint32(0):
+                                    take_sums(first, s)
+                                    look_at(s)
+                                for i in T.unroll(CHUNK // 4):  # the next launch needs it empty
+                                    at = T.meta_var(workspace.ptr_to([first + i * (WARPGROUP * 4)]))
+                                    T.ptx[_EMPTY](at, T.uint32(0), T.uint32(0), T.uint32(0), T.uint32(0))
                                 if other == slice0:
                                     add_own(chunk)
                                 for i in T.unroll(CHUNK):
-                                    total[i] = total[i] + term[s, i]
+                                    total[i] = total[i] + T.reinterpret("float32", term[s, i])
                     if slice0 == slices - 1:
                         add_own(chunk)
                     for i in T.unroll(CHUNK):
@@ -387,6 +438,7 @@ def build(config: Config, dtype: str) -> Any:
                 if SPLIT:
                     tile0 = sched.tile_idx
                     slice0 = sched.k_slice
+                    count_in()
                 if PINGPONG:
                     order.wait(consumer)
                 for k in T.serial(steps, unroll=2):
@@ -404,10 +456,12 @@ def build(config: Config, dtype: str) -> Any:
                 pin_accumulators()
                 release(previous)
                 if SPLIT:
-                    count_in()
+                    find_last()
                     if last[0] != T.uint32(0):
                         add_slices()
                         write_tile()
+                    else:
+                        put_sums()
                 else:
                     write_tile()
             # Shared memory must outlive the stores' reads of it; their writes complete with the grid.

@@ -158,7 +158,7 @@ def bench(
         errors = {name: session.admit_call(name, call) for name, call in calls.items()}
         tried = 0
         if cublaslt:
-            searched = session.admit_cublaslt()
+            searched = session.admit_cublaslt(dispatchable=False)
             tried, errors[CUBLASLT] = searched.tried, searched.relative_error
         names = list(errors)
         warm = [session.round(names) for _ in range(warm_rounds)]

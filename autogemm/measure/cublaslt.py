@@ -20,12 +20,18 @@ _MIN_ALIGNMENT: Final = (5, 6, 7, 8)  # of A, B, C and D
 # CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE, and none: the others add the partial sums of a split K in 16 bits, and
 # ``autogemm.matmul`` accumulates in float32.
 _REDUCTIONS: Final = 2
+_ALL_REDUCTIONS: Final = 7  # CUBLASLT_REDUCTION_SCHEME_MASK
+_TORCH_ALIGNMENT_BYTES: Final = 256  # at least, of whole tensors from torch's allocator
 
 
-def offered(lt: CublasLt, problem: Problem, limit: int = MAX_ALGORITHMS) -> list[Algorithm]:
+def offered(lt: CublasLt, problem: Problem, limit: int = MAX_ALGORITHMS, *, dispatchable: bool = True) -> list[Algorithm]:
     """Return what cublasLtMatmulAlgoGetHeuristic offers for ``problem``, its own first choice first.
 
-    They take any dense operands at multiples of 16 bytes, as kernels do, add in float32, and need WORKSPACE_BYTES at most.
+    They need WORKSPACE_BYTES at most.
+
+    Args:
+        dispatchable: those that take any dense operands at multiples of 16 bytes, as kernels do, and add in float32.
+            False: those for whole tensors from torch's allocator, with any way to add: what a user could pick by hand.
 
     Raises:
         LaunchError: cuBLASLt offers none, or fails.
@@ -34,11 +40,12 @@ def offered(lt: CublasLt, problem: Problem, limit: int = MAX_ALGORITHMS) -> list
     with lt.driver.context(lt.device):
         lt.check(library.cublasLtMatmulPreferenceCreate(ctypes.addressof(preference)), "make a preference")
         try:
-            alignments = dict.fromkeys(_MIN_ALIGNMENT, ctypes.c_uint32(ALIGNMENT_BYTES))
+            alignment = ALIGNMENT_BYTES if dispatchable else _TORCH_ALIGNMENT_BYTES
             wanted = {
-                _MAX_WORKSPACE: ctypes.c_uint64(WORKSPACE_BYTES), _REDUCTION_SCHEME_MASK: ctypes.c_uint32(_REDUCTIONS),
-                **alignments,
-            }  # fmt: skip
+                _MAX_WORKSPACE: ctypes.c_uint64(WORKSPACE_BYTES),
+                _REDUCTION_SCHEME_MASK: ctypes.c_uint32(_REDUCTIONS if dispatchable else _ALL_REDUCTIONS),
+                **dict.fromkeys(_MIN_ALIGNMENT, ctypes.c_uint32(alignment)),
+            }
             for attribute, value in wanted.items():
                 status = library.cublasLtMatmulPreferenceSetAttribute(
                     preference.value, attribute, ctypes.addressof(value), ctypes.sizeof(value)

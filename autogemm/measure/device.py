@@ -119,10 +119,13 @@ class DeviceSession:
         self.timer.add(name, call)
         return {"kernel": error, "baseline": self.baseline_error}
 
-    def admit_cublaslt(self) -> Searched:
+    def admit_cublaslt(self, *, dispatchable: bool = True) -> Searched:
         """Search cuBLASLt's algorithms, register the fastest as ``CUBLASLT`` and return it.
 
         Chosen by median in interleaved rounds, each restored from its bytes, as dispatch would run it.
+
+        Args:
+            dispatchable: only those that dispatch may run; False: also those a user could pick by hand for these operands.
 
         Raises:
             MissingDependency: no cuBLASLt library beside torch.
@@ -130,6 +133,8 @@ class DeviceSession:
             NothingFound: no algorithm passes the gate.
         """
         algorithms = offered(cublaslt(self.device), self.problem)
+        if not dispatchable:
+            algorithms = list(dict.fromkeys((*algorithms, *offered(cublaslt(self.device), self.problem, dispatchable=False))))
         usable: dict[str, Algorithm] = {}
         for i, algorithm in enumerate(algorithms):
             name = f"{CUBLASLT}-{i}"

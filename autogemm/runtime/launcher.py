@@ -259,6 +259,7 @@ class Kernel:
             LaunchSpec(
                 function=self._loaded.function, grid_ctas=made.grid_ctas, block_threads=manifest.block_threads,
                 cluster_ctas=manifest.cluster_ctas, smem_bytes=manifest.smem_bytes, params=params.address, stream=stream,
+                programmatic=manifest.programmatic,
             )
         )  # fmt: skip
         return Plan(launch=launch, keep=(params, workspace))
