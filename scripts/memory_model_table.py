@@ -70,8 +70,8 @@ def faults_section(document: dict[str, Any]) -> str:
     lines = [
         HEADING, "",
         f"Kernels with a [planted fault](mutations.md) at {shape}, compared with float64 after every launch:",
-        f"{document['gpu']}, {document['date']}, {document['compiler']}. The same kernels without the fault: {bad} of {runs} launches",
-        "wrong. Where the fault is about the previous kernel, that one writes the operand A just before.", "",
+        f"{document['gpu']}, {document['date']}, {document['compiler']}. The same kernels without the fault:",
+        f"{bad} of {runs} launches wrong. Where the fault is about the previous kernel, that one writes A just before.", "",
         "| kernel | fault | the CPU check says | launches wrong |", "|---|---|---|---|",
     ]  # fmt: skip
     for fault in document["faults"]:

@@ -195,6 +195,8 @@ class Compiler(ExpressionCompiler):
         if binding.kind == "scalar":
             if varies:
                 self._varying.add(binding.name)
+                if self.mask != "mask0":
+                    source = f"MERGE({self.mask}, {source}, {binding.name})"
             self.emit(f"{binding.name} = {source}")
         elif binding.kind == "scalars":
             if varies:
@@ -238,10 +240,23 @@ class Compiler(ExpressionCompiler):
 
     def _stmt_While(self, s: Any) -> None:
         condition, varies = self.value(s.condition)
-        if varies:
-            raise UnsupportedOp(f"while with a condition that varies by lane: {str(s.condition)[:100]}")
-        self.emit(f"while {condition}:")
+        if not varies:
+            self.emit(f"while {condition}:")
+            self._block(s.body)
+            return
+        # Lanes leave one by one. What such a loop waits for are numbers: without them it is left out.
+        outer, inner = self.mask, self.fresh("mask")
+        self.emit(f"{inner} = {outer} & ({condition})")
+        self.emit(f"while M.numerics and {inner}.any():")
+        self.mask = inner
         self._block(s.body)
+        self._indent += 1
+        self.emit(f"{inner} = {inner} & ({self.expr(s.condition)})")
+        self.emit(f"if {inner}.any():")
+        self._indent += 1
+        self.call("again")
+        self._indent -= 2
+        self.mask = outer
 
     def _stmt_For(self, s: Any) -> None:
         start, extent = self.expr(s.min), self.expr(s.extent)
@@ -352,6 +367,11 @@ def _elect(mask: Any) -> Any:
     return chosen
 
 
+def _merge(mask: Any, new: Any, old: Any) -> Any:
+    """Return ``new`` in the lanes of ``mask``, ``old`` in the others."""
+    return np.where(mask, new, old)
+
+
 def _truncdiv(a: Any, b: Any) -> Any:
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))).astype(np.int64)
@@ -366,5 +386,6 @@ def _truncmod(a: Any, b: Any) -> Any:
 _RUNTIME: Final[dict[str, Any]] = {
     "ENCODE_DESCRIPTOR": encode_descriptor,
     "LANES": np.arange(32), "FULL": np.ones(32, bool), "ELECT": _elect, "TRUNCDIV": _truncdiv, "TRUNCMOD": _truncmod, "np": np,
+    "MERGE": _merge, "AS_FLOAT": lambda x: np.asarray(x).astype(np.uint32).view(np.float32),
     "SPLIT": lambda x: (x & 0xFFFFFFFF, x >> 32), "JOIN": lambda p: (p[0] & 0xFFFFFFFF) | (p[1] & 0xFFFFFFFF) << 32,
 }  # fmt: skip

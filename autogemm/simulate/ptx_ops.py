@@ -54,6 +54,8 @@ def _reinterpret(c: Compiler, e: Any) -> tuple[str, bool]:
         return f"SPLIT({source})", varies
     if target == "uint64" and type(e.args[0]).__name__ == "Shuffle":
         return f"JOIN({source})", varies
+    if target == "float32" and str(e.args[0].ty) in ("uint32", "int32"):
+        return f"AS_FLOAT({source})", varies
     return source, varies
 
 
@@ -314,8 +316,10 @@ def _sum(source: str) -> tuple[str, int]:
     return (match.group(1), int(match.group(2))) if match else (source, 0)
 
 
-def _words(c: Compiler, loads: list[Any]) -> str:
-    return "(" + ", ".join(f"({name}, {index})" for name, index in (_register(c, x) for x in loads)) + ",)"
+def _words(c: Compiler, operands: list[Any]) -> str:
+    """Return the source of 32-bit operands: (registers, word), or (None, number) for a number alike in all lanes."""
+    words = [("None", x.value) if type(x).__name__ == "IntImm" else _register(c, x) for x in operands]
+    return "(" + ", ".join(f"({name}, {index})" for name, index in words) + ",)"
 
 
 def _func_call(c: Compiler, e: Any) -> None:
@@ -356,7 +360,7 @@ def _global(modifiers: list[str]) -> bool:
 def _store_vector(c: Compiler, e: Any) -> None:
     modifiers, values = _split(e)
     if _global(modifiers):
-        c.call("workspace_put", c.expr(values[0]), _words(c, values[1:]))
+        c.call("workspace_put", c.expr(values[0]), _words(c, values[1:]), str("relaxed" in modifiers))
         return
     _only(e, modifiers, {"shared", "shared::cta", "v2", "v4", "u32", "b32", "f32"})
     c.call("store_vector", c.expr(values[0]), _words(c, values[1:]))
@@ -366,7 +370,7 @@ def _store_word(c: Compiler, e: Any) -> None:
     modifiers, (pointer, value) = _split(e)
     if not _global(modifiers):
         raise UnsupportedOp(f"st.{'.'.join(modifiers)} of one word; modelled: global memory")
-    c.call("workspace_set", c.expr(pointer), c.expr(value))
+    c.call("workspace_set", c.expr(pointer), c.expr(value), str("relaxed" in modifiers))
 
 
 def _atomic_add(c: Compiler, e: Any) -> None:
@@ -389,7 +393,7 @@ def _vote(c: Compiler, e: Any) -> None:
 def _load_vector(c: Compiler, e: Any) -> None:
     modifiers, values = _split(e)
     if _global(modifiers):
-        c.call("workspace_take", c.expr(values[-1]), _words(c, values[:-1]))
+        c.call("workspace_take", c.expr(values[-1]), _words(c, values[:-1]), str("relaxed" in modifiers))
         return
     _only(e, modifiers, {"shared", "shared::cta", "v2", "v4", "u32", "b32", "f32"})
     c.call("load_vector", c.expr(values[-1]), _words(c, values[:-1]))

@@ -121,16 +121,18 @@ class Access:
         fenced_agent: for tcgen05.ld, the agent whose ticks stand for completion *without* fence::before_thread_sync; else -1.
         generic: written through the generic proxy.
         fences: warps that executed fence.proxy.async after it, with their tick then.
+        strong: a relaxed or atomic access to global memory: unordered ones do not race with each other (workspace.py).
         tensor: an asynchronous tcgen05 access to tensor memory, which needs fence::after_thread_sync on the other side.
         blank: a write that leaves undefined contents (allocation).
         current: False once something overwrote it.
     """
 
-    __slots__ = ("agent", "blank", "current", "cycle", "fenced_agent", "fences", "generic", "tensor", "tick", "verb", "warp")
+    __slots__ = ("agent", "blank", "current", "cycle", "fenced_agent", "fences", "generic", "strong", "tensor", "tick", "verb",
+                 "warp")  # fmt: skip
 
     def __init__(self, agent: int, tick: int, warp: Warp, verb: str, cycle: float) -> None:
         self.agent, self.tick, self.warp, self.verb, self.cycle = agent, tick, warp, verb, cycle
-        self.generic = self.tensor = self.blank = False
+        self.generic = self.tensor = self.blank = self.strong = False
         self.current = True
         self.fenced_agent = -1
         self.fences: dict[int, int] = {}

@@ -109,6 +109,7 @@ class Warp:
         "loading",
         "mma_end",
         "mma_tick",
+        "polled",
         "rank",
         "registers",
         "since",
@@ -143,6 +144,7 @@ class Warp:
         self.loading: dict[int, Any] = {}
         self.load_tick, self.load_ready = 1, 0.0
         self.wgmma: Any = None
+        self.polled: tuple[int, str] | None = None  # workspace writes so far at its last read of it, and what it read
 
 
 class Cluster:

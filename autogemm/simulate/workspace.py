@@ -7,7 +7,7 @@ An access of another cluster is ordered before a warp's if the warp is ordered a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -15,11 +15,12 @@ import numpy.typing as npt
 
 from .race import Access, Clock
 from .registers import RegisterOps, Registers
-from .state import PREVIOUS_KERNEL, Cluster, Lanes, Warp
+from .state import BLOCK, PREVIOUS_KERNEL, Cluster, Lanes, Warp
 
 _BYTES_PER_CYCLE: Final = 64  # what one SM moves to or from L2 (arXiv 2402.13499)
 _ATOMIC_CYCLES: Final = 700  # a round trip to L2 and back, under load
 _WORD_BYTES: Final = 4
+_MAX_ROUNDS: Final = 1_000  # of such loops per warp, then they are taken to be endless
 
 # By cluster index: the clock of that cluster's agents that someone has synchronized with.
 Known = dict[int, Clock]
@@ -41,14 +42,21 @@ class _Workspace:
     """One buffer of 32-bit words: contents, and who last wrote and last read each word.
 
     Of several readers since the last write only the latest is kept.
+
+    Attributes:
+        before, earlier: contents before the last write, and the number of the write that they came from.
+        relied: words whose zero from before the launch was read.
     """
 
     def __init__(self, name: str, words: int) -> None:
         self.name = name
         self.values: npt.NDArray[np.uint32] = np.zeros(words, np.uint32)
+        self.before: npt.NDArray[np.uint32] = np.zeros(words, np.uint32)
         self.accesses: list[tuple[Cluster, Access] | None] = [None]
         self.writer: npt.NDArray[np.int32] = np.zeros(words, np.int32)
+        self.earlier: npt.NDArray[np.int32] = np.zeros(words, np.int32)
         self.reader: npt.NDArray[np.int32] = np.zeros(words, np.int32)
+        self.relied: npt.NDArray[np.bool_] = np.zeros(words, bool)
         self.counters: dict[int, Known] = {}  # word -> what its atomics have released
 
     def label(self, words: npt.NDArray[np.int64]) -> str:
@@ -64,6 +72,11 @@ class WorkspaceOps(RegisterOps):
         self.acquired: dict[int, list[tuple[int, int, Known]]] = {}  # cluster -> (agent, its tick, what it learned)
         self._votes: dict[tuple[int, int, int], list[bool]] = {}
         self._vote_of: dict[tuple[int, int], list[bool]] = {}
+        self._writes = 0  # to any workspace so far
+        self._pollers: list[Warp] = []
+        self._rounds: dict[Warp, int] = {}  # of loops that lanes leave one by one and that read no workspace
+        self._seen: set[tuple[int, int, str, int]] = set()
+        self._stale: dict[tuple[int, int, str, int], tuple[int, Callable[[], None]]] = {}
         super().__init__(*args, **kwargs)
 
     def run(self) -> None:
@@ -71,13 +84,15 @@ class WorkspaceOps(RegisterOps):
         super().run()
         if len(self.clusters) * self.ctas < self.grid or any(not w.done for cluster in self.clusters for w in cluster.warps):
             return  # only a part was executed
+        for _, report in self._stale.values():
+            report()
         for space in self.workspaces.values():
-            left = {word: int(space.values[word]) for word in sorted(space.counters) if space.values[word]}
-            if left:
-                word, value = next(iter(left.items()))
+            space.relied[list(space.counters)] = True
+            left = np.flatnonzero(space.relied & (space.values != 0))
+            if left.size:
                 text = (
-                    f"{len(left)} counters of {space.name} are not 0 at the end, which the next launch relies on; "
-                    f"first {space.name}[{word}] = {value}"
+                    f"{left.size} words of {space.name} are not 0 at the end, which the next launch relies on as this one did; "
+                    f"first {space.name}[{left[0]}] = {space.values[left[0]]}"
                 )
                 self.found("protocol", ("counter", space.name), text.__str__)
 
@@ -130,13 +145,16 @@ class WorkspaceOps(RegisterOps):
             words = np.clip(words, 0, last)
         return space, words
 
-    def _note(self, warp: Warp, space: _Workspace, words: npt.NDArray[np.int64], verb: str, *, writes: bool) -> None:
-        """Check an access against earlier ones and record it."""
+    def _note(
+        self, warp: Warp, space: _Workspace, words: npt.NDArray[np.int64], verb: str, *, writes: bool, strong: bool
+    ) -> list[int]:
+        """Check an access against earlier ones and record it; return the strong writes that a strong read does not follow."""
         if not self.race or not words.size:
-            return
+            return []
         if self.dependent and not warp.clock[PREVIOUS_KERNEL]:
             self.during_previous(warp, space.name, space.label(words), verb, writes=writes)
         flat = words.reshape(-1)
+        unordered: list[int] = []
         before = [(i, True) for i in np.unique(space.writer[flat])]
         if writes:
             before += [(i, False) for i in np.unique(space.reader[flat])]
@@ -144,25 +162,29 @@ class WorkspaceOps(RegisterOps):
             entry = space.accesses[i]
             if entry is None:
                 if wrote and not writes:
-                    self.found(
-                        "uninitialized",
-                        (space.name, verb),
-                        lambda: (
-                            f"{space.name}[{int(flat.min())}:{int(flat.max()) + 1}]: {verb} of {self.who(warp)} reads what "
-                            "no one wrote"
-                        ),
-                    )
+                    space.relied[flat[space.writer[flat] == 0]] = True
                 continue
             cluster, access = entry
-            if not self._ordered(warp, cluster, access):
+            if self._ordered(warp, cluster, access):
+                continue
+            if not (strong and access.strong):
                 self._unordered(warp, space.name, flat, verb, cluster, access, writes, wrote)
-        space.accesses.append((warp.cluster, Access(warp.id, int(warp.clock[warp.id]), warp, verb, self.now)))
-        number = len(space.accesses) - 1
+            elif wrote and not writes:
+                unordered.append(int(i))
+        number = self._record(warp, space, verb, strong)
         if writes:
+            space.earlier[flat] = space.writer[flat]
             space.writer[flat] = number
             space.reader[flat] = 0
         else:
             space.reader[flat] = number
+        return unordered
+
+    def _record(self, warp: Warp, space: _Workspace, verb: str, strong: bool) -> int:
+        access = Access(warp.id, int(warp.clock[warp.id]), warp, verb, self.now)
+        access.strong = strong
+        space.accesses.append((warp.cluster, access))
+        return len(space.accesses) - 1
 
     def _unordered(
         self, warp: Warp, name: str, words: npt.NDArray[np.int64], verb: str, cluster: Cluster, earlier: Access, writes: bool,
@@ -180,31 +202,97 @@ class WorkspaceOps(RegisterOps):
             ),
         )
 
-    def workspace_put(self, warp: Warp, mask: Lanes, place: Place, registers: Sequence[tuple[Registers, int]]) -> float:
-        """st.global of one register per word."""
-        space, words = self._words(warp, mask, place, len(registers), "st.global")
-        self.reading(warp, registers[0][0])
-        self._note(warp, space, words, "st.global", writes=True)
+    def workspace_put(
+        self, warp: Warp, mask: Lanes, place: Place, operands: Sequence[tuple[Registers | None, int]], strong: bool
+    ) -> float:
+        """st.global of one register (or, without registers, one number) per word."""
+        space, words = self._words(warp, mask, place, len(operands), "st.global")
+        for reg, _ in operands[:1]:
+            if reg is not None:
+                self.reading(warp, reg)
+        self._note(warp, space, words, "st.global", writes=True, strong=strong)
         if self.numerics and words.size:
-            columns = [reg.words[:, int(index)] for reg, index in registers if reg.words is not None]
-            space.values[words] = np.stack(columns, axis=1)[mask]
+            columns = [
+                np.full(32, index, np.uint32) if reg is None or reg.words is None else reg.words[:, int(index)]
+                for reg, index in operands
+            ]
+            self._write(space, words, np.stack(columns, axis=1)[mask])
         return self.spend(warp, 4 + words.size * _WORD_BYTES / _BYTES_PER_CYCLE)
 
-    def workspace_take(self, warp: Warp, mask: Lanes, place: Place, registers: Sequence[tuple[Registers, int]]) -> float:
+    def workspace_take(
+        self, warp: Warp, mask: Lanes, place: Place, registers: Sequence[tuple[Registers, int]], strong: bool
+    ) -> float:
         """ld.global into one register per word."""
         space, words = self._words(warp, mask, place, len(registers), "ld.global")
-        self._note(warp, space, words, "ld.global", writes=False)
+        unordered = self._note(warp, space, words, "ld.global", writes=False, strong=strong)
         if self.numerics and words.size:
+            values = space.values[words]
+            stale = [self._see_stale(warp, space, words, write, values) for write in unordered]
             for column, (reg, index) in enumerate(registers):
                 assert reg.words is not None
-                reg.words[mask, int(index)] = space.values[words[:, column]]
+                reg.words[mask, int(index)] = values[:, column]
+            first = self._writes if warp.polled is None else warp.polled[0]
+            warp.polled = (-1 if any(stale) else first, space.label(words))
         return self.spend(warp, 4 + words.size * _WORD_BYTES / _BYTES_PER_CYCLE)
 
-    def workspace_set(self, warp: Warp, mask: Lanes, place: Place, value: Any) -> float:
+    def _see_stale(
+        self, warp: Warp, space: _Workspace, words: npt.NDArray[np.int64], write: int, values: npt.NDArray[np.uint32]
+    ) -> bool:
+        """Put what was there before an unordered write into ``values``; False if all of the write is seen.
+
+        The first looks (how many differs from write to write) see nothing of it, the next one half of its words, and only then
+        comes all. Whoever goes on before that relies on an order that nothing gives.
+        """
+        key = (warp.cluster.index, warp.id, space.name, write)
+        looks = self._stale.get(key, (0, None))[0]
+        blind = write % 2
+        if looks > blind:
+            self._stale.pop(key, None)
+            self._seen.add(key)
+        if key in self._seen:
+            return False
+        old = (space.writer[words] == write) & ((looks < blind) | ((words + write) % 2 == 1))
+        values[old] = space.before[words][old]
+        space.relied[words[old & (space.earlier[words] == 0)]] = True
+        entry = space.accesses[write]
+        assert entry is not None
+        cluster, earlier = entry
+        flat = words.reshape(-1)
+
+        def report() -> None:
+            self._unordered(warp, space.name, flat, "ld.global", cluster, earlier, False, True)
+
+        self._stale[key] = (looks + 1, report)
+        return True
+
+    def _write(self, space: _Workspace, words: npt.NDArray[np.int64], values: Any) -> None:
+        space.before[words] = space.values[words]
+        space.values[words] = values
+        self._writes += 1
+        waiting, self._pollers = self._pollers, []
+        for warp in waiting:
+            self.push(max(self.now, warp.since) + _ATOMIC_CYCLES / 2, self.resume, warp)
+
+    def again(self, warp: Warp, mask: Lanes) -> Any:
+        """One more round of a loop that lanes leave when they have seen what they look for: nothing new, no need to look."""
+        polled, warp.polled = warp.polled, None
+        if polled is not None and polled[0] != self._writes:
+            return self.spend(warp, 4)
+        if polled is None:
+            self._rounds[warp] = self._rounds.get(warp, 0) + 1
+            if self._rounds[warp] < _MAX_ROUNDS:
+                return self.spend(warp, 4)
+        warp.block = ("others' writes to", polled[1] if polled else "nothing that its loop reads", None)
+        warp.since = self.now + warp.lag
+        warp.lag = 0.0
+        self._pollers.append(warp)
+        return BLOCK
+
+    def workspace_set(self, warp: Warp, mask: Lanes, place: Place, value: Any, strong: bool) -> float:
         """st.global of one 32-bit value."""
         space, words = self._words(warp, mask, place, 1, "st.global")
-        self._note(warp, space, words, "st.global", writes=True)
-        space.values[words[:, 0]] = int(value) & 0xFFFFFFFF
+        self._note(warp, space, words, "st.global", writes=True, strong=strong)
+        self._write(space, words[:, 0], int(value) & 0xFFFFFFFF)
         return self.spend(warp, 4)
 
     def workspace_add(self, warp: Warp, mask: Lanes, place: Place, value: Any, acquires: bool, releases: bool) -> int:
@@ -217,11 +305,11 @@ class WorkspaceOps(RegisterOps):
             self.during_previous(warp, space.name, space.label(words), "atom.add", writes=True)
         old = int(space.values[words[0, 0]])
         for word in words[:, 0].tolist():
-            space.values[word] += np.uint32(int(value))
+            self._write(space, word, space.values[word] + np.uint32(int(value)))
             released = space.counters.setdefault(word, {})
             entry = space.accesses[space.writer[word]] if self.race else None
             if entry is not None and not self._ordered(warp, *entry):
-                self._note(warp, space, words, "atom.add", writes=True)
+                self._note(warp, space, words, "atom.add", writes=True, strong=True)
             if acquires and released:
                 learned: Known = {}
                 join(learned, released)
@@ -230,8 +318,7 @@ class WorkspaceOps(RegisterOps):
                     warp.clock[PREVIOUS_KERNEL] = 1
                 self.acquired.setdefault(warp.cluster.index, []).append((warp.id, int(warp.clock[warp.id]), learned))
             # Atomics do not race among themselves; a plain access must be ordered after all of them.
-            space.accesses.append((warp.cluster, Access(warp.id, int(warp.clock[warp.id]), warp, "atom.add", self.now)))
-            space.reader[word] = len(space.accesses) - 1
+            space.reader[word] = self._record(warp, space, "atom.add", True)
             if releases:
                 mine = self.known(warp)
                 join(mine, {warp.cluster.index: self.release(warp)})
