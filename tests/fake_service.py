@@ -41,6 +41,10 @@ class FakeService:
         self._timer = ScriptedTimer({BASELINE: 1e-5}, seed=seed or 0)
         return {"seed": 1234 if seed is None else seed, "baseline_error": 2e-4}
 
+    def warm_up(self, seconds: float) -> None:
+        """The hotter, the slower."""
+        self._timer.times_s[BASELINE] += seconds
+
     def admit(self, name: str, binary: Binary, launch: LaunchKnobs, sm_count: int | None) -> dict[str, float]:
         behaviour, _, seconds = binary.cubin.decode().partition(":")
         if behaviour == "wrong":

@@ -104,6 +104,12 @@ def test_nobody_is_blamed_for_a_fault_that_no_kernel_shows_alone(bench: DeviceBe
     assert not bench.failures and "one kernel at a time" in bench.notes[0]
 
 
+def test_the_gpu_is_warmed_up_in_the_worker(bench: DeviceBench) -> None:
+    assert bench.round([]) == {BASELINE: 1e-5}
+    bench.warm_up(0.25)
+    assert bench.round([]) == {BASELINE: pytest.approx(0.25 + 1e-5)}
+
+
 def test_the_algorithm_found_is_the_one_that_a_new_worker_times(bench: DeviceBench) -> None:
     found = bench.admit_cublaslt()
     assert found.tried == 8 and admit(bench, "ok", "ok:2e-5") is Outcome.OK

@@ -36,6 +36,7 @@ def bench(
     gpu: Annotated[int, typer.Option("--gpu", min=0, metavar="I", help="GPU to measure on.")] = 0,
     rounds: Annotated[int, typer.Option("--rounds", min=3, metavar="N", help="Interleaved rounds per shape.")] = 21,
     energy: Annotated[float, typer.Option("--energy", metavar="S", help="Seconds per kernel to count joules; 0: none.")] = 0.0,
+    warm_up: options.WarmUpOption = 0.0,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE.json", help="Write every sample to this file.")] = None,
     db: options.DbOption = None,
     as_json: options.JsonOption = False,
@@ -60,12 +61,14 @@ def bench(
     problems = asked if asked is not None else _tuned(database, device, lookup_dtype(dtype).name)
 
     from ..dispatch import dispatcher, use_database
+    from ..measure import device as gpu_device
     from ..measure.bench import geomean
-    from ..measure.device import read_bandwidth
     from ..measure.timer import CUBLASLT
 
     use_database(database.folder)
-    bandwidth = read_bandwidth(gpu)
+    if warm_up > 0:
+        gpu_device.warm_up(gpu, warm_up)
+    bandwidth = gpu_device.read_bandwidth(gpu)
     results: list[BenchResult] = []
     runs: list[Choice] = []
     failed = 0

@@ -36,6 +36,9 @@ DbOption = Annotated[
     Path | None,
     typer.Option("--db", metavar="DIR", help="Database folder. Default: AUTOGEMM_DB, else the rows that ship with autogemm."),
 ]
+WarmUpOption = Annotated[
+    float, typer.Option("--warm-up", min=0.0, metavar="S", help="Seconds to keep the GPU busy first, as in sustained use.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout instead of text.")]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="KNOB=VALUE", help="Set one knob; may be given several times.")

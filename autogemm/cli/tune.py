@@ -60,6 +60,7 @@ def tune(
     against: Annotated[
         str, typer.Option("--against", metavar="cublas|cublaslt", help="cublas leaves cuBLASLt's own algorithms out.")
     ] = "cublaslt",
+    warm_up: options.WarmUpOption = 0.0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Search again although a valid row is there.")] = False,
     workers: options.WorkersOption = None,
     seed: Annotated[int, typer.Option("--seed", metavar="N", help="Seed of a sampler that draws at random.")] = 0,
@@ -98,7 +99,7 @@ def tune(
         study_names(storage, STUDY_PREFIX)
     chosen = Options(
         space=narrowed, candidates=candidates, storage=storage, sampler=sampler, seed=seed,  # type: ignore[arg-type]
-        workers=workers, check=not no_check, fresh=fresh, cublaslt=against == "cublaslt",
+        workers=workers, check=not no_check, fresh=fresh, cublaslt=against == "cublaslt", warm_up_s=warm_up,
     )  # fmt: skip
     opening = ""
     if where.index is None:

@@ -92,6 +92,10 @@ class DeviceBench:
         self._seed = self._given_seed
         self._ask_open()
 
+    def warm_up(self, seconds: float) -> None:
+        """See measure.device.warm_up."""
+        self._call("warm_up", seconds, timeout_s=self._trial_timeout_s + seconds)
+
     def admit(self, name: str, binary: Binary, config: Config) -> Admitted:
         """Run a kernel alone, with the launch-time knobs of ``config``, check it, and register it as ``name`` if it is right.
 

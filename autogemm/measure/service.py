@@ -14,7 +14,7 @@ from ..errors import InputError
 from ..problem import Problem
 from ..results import Environment, Outcome
 from .admission import Searched
-from .device import DeviceSession
+from .device import DeviceSession, warm_up
 from .faults import Fault, TrialFault
 
 
@@ -34,6 +34,10 @@ class DeviceService:
         self._device = device
         self._session = DeviceSession(problem, device=device, seed=seed)
         return {"seed": self._session.seed, "baseline_error": self._session.baseline_error}
+
+    def warm_up(self, seconds: float) -> None:
+        """See measure.device.warm_up."""
+        warm_up(self._device, seconds)
 
     def admit(self, name: str, binary: Binary, launch: LaunchKnobs, sm_count: int | None) -> dict[str, float]:
         """See DeviceSession.admit; a workspace that does not fit beside the others' fails this trial only."""

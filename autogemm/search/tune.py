@@ -65,6 +65,7 @@ class Options:
         check: refuse what the CPU execution finds fault with.
         fresh: search again although a valid Row is there, without what an earlier study remembers.
         cublaslt: time the best of cuBLASLt's own algorithms beside the winner, for dispatch to run where it is faster.
+        warm_up_s: seconds to keep the GPU busy before the first measurement, so that it is as hot as in sustained use.
     """
 
     space: Space | None = None
@@ -76,6 +77,7 @@ class Options:
     check: bool = True
     fresh: bool = False
     cublaslt: bool = True
+    warm_up_s: float = 0.0
 
 
 def _require_possible(options: Options) -> None:
@@ -352,6 +354,8 @@ class Tuner:
             self._own_bench.open(problem)
         else:
             self._own_bench = DeviceBench(problem, device=self._device_index, sm_count=budget)
+            if self.options.warm_up_s > 0:
+                self._own_bench.warm_up(self.options.warm_up_s)
         return DeviceEvaluator(self._own_bench, owns_bench=False, cublaslt=cublaslt)
 
 
