@@ -48,6 +48,13 @@ def sweep() -> list[tuple[Problem, dict[Config, float]]]:
     return taken
 
 
+def clocks() -> list[tuple[Problem, float]]:
+    """Return per shape of the sweep the middle of the lowest and the highest SM clock seen while it was measured, in Hz."""
+    documents = json.loads((Path(__file__).parent / "data" / "h200_sweep.json").read_text())["shapes"]
+    recorded = [Landscape.from_json(document) for document in documents]
+    return [(r.problem, statistics.mean(r.environment.sm_clock_hz)) for r in recorded if r.environment.sm_clock_hz]
+
+
 def _config(name: str) -> Config | None:
     found = _ID.fullmatch(name)
     if found is None:

@@ -105,22 +105,20 @@ def predict(
     grid = _grid(problem, config, gpu.arch == "sm_100a", sms)
     items, waves, k_steps = grid.items, grid.waves, grid.k_steps
 
-    # One k step: what an SM does by itself.
+    # One k step: what an SM does by itself, multiplying and loading.
     mma = mma_cycles(config, gpu.arch)
     sharing = 1 if config.pingpong else config.num_consumer  # consumers that work on one tile together
-    issue = c.step_cycles + c.consumer_cycles * (sharing - 1)
-    latency = (c.load_cycles + mma + issue) / config.pipe_depth
+    multiply = mma / c.mma_efficiency + c.step_cycles + c.consumer_cycles * (sharing - 1)
+    latency = (c.load_cycles + multiply) / config.pipe_depth
     zero_fill = 0.0 if pair == 1 else c.zero_fill_cycles * _rows_outside(grid, pair)
-    sm_bounds = (mma + issue) ** p + latency**p + zero_fill**p + c.least_step_cycles**p
+    load = latency**p + zero_fill**p
+    compute = k_steps * _joined(multiply, c.least_step_cycles, p)
 
     # What all SMs share.
-    total_bytes = size * (grid.m * problem.k + grid.n * problem.k + grid.m * grid.n)
-    held = c.l2_part * gpu.l2_bytes
-    miss = max(0.0, 1 - held / total_bytes)
     a_served, b_served = _served(grid, config, c)
     requested = min(grid.cta_rows, grid.m) / a_served + min(grid.cta_cols, grid.n) / b_served
-    l2_step_s = miss * requested * config.blk_k * size * grid.clusters * pair / c.l2_bytes_per_s
-    dram_s = miss * _dram_bytes(problem, grid, config.l2_group_size, held, size) / (c.dram_efficiency * gpu.dram_bytes_per_s)
+    l2_step_s = requested * config.blk_k * size * grid.clusters * pair / c.l2_bytes_per_s
+    dram_s = _dram_bytes(problem, grid, config.l2_group_size, gpu, c) / (c.dram_efficiency * gpu.dram_bytes_per_s)
 
     # What follows a tile's last step.
     cols, consumer_rows = grid.cols, grid.cta_rows / sharing
@@ -130,20 +128,24 @@ def predict(
         # Every slice leaves float32 sums in L2; the last of a tile to come reads the others' and writes the tile.
         sums = grid.cta_rows * cols * 4 / c.slice_bytes_per_cycle
         handed_over, added = c.slice_cycles + sums, sums * (grid.slices - 1)
-    overlapped = config.pingpong or config.tmem_buffers > 1
+    after = handed_over + added + epilogue
+    # Between two tiles: with ping-pong, two are in work at a time, one in its epilogue under the other's MMAs.
+    between = handed_over + (added + epilogue) / grid.slices
+    if config.pingpong:
+        computed = max(compute, (compute + between) / 2)
+    elif config.tmem_buffers > 1:
+        computed = max(compute, between)
+    else:
+        computed = compute + between
     last = (items - (waves - 1) * grid.clusters) / items  # part of the work in the last, partly filled wave
 
     next_clock = gpu.max_clock_hz
     for _ in range(2):  # the clock depends on the utilization, which depends weakly on the clock
         clock = next_clock
-        step = (sm_bounds + (l2_step_s * clock) ** p) ** (1 / p)
-        main = k_steps * step
-        between = handed_over + (epilogue + added) / grid.slices
-        if overlapped:  # the epilogue runs under the next tile's MMAs; what it is longer delays every, or every second, tile
-            between = max(0.0, between - main) / (2 if config.pingpong else 1)
-        after = handed_over + added + epilogue
-        early_s = _joined((waves - 1) * (main + between) / clock, (1 - last) * dram_s, p)
-        late_s = _joined((main + after) / clock, last * dram_s, p)
+        loaded = k_steps * (load + (l2_step_s * clock) ** p) ** (1 / p)
+        # Loads go on during an epilogue, as far as the ring is deep; those of the last tile are done before it.
+        early_s = _joined((waves - 1) * _joined(computed, loaded, p) / clock, (1 - last) * dram_s, p)
+        late_s = _joined((_joined(compute, loaded, p) + after) / clock, last * dram_s, p)
         device_s = early_s + late_s
         busy = min(1.0, items * pair * k_steps * mma / (sms * clock * device_s))
         next_clock = settled_clock(problem, gpu, c, busy)
@@ -155,9 +157,9 @@ def predict(
         clock_hz=clock,
         parts_s={
             "launch": launch_s,
-            "main_loop": waves * main / clock,
-            "epilogue": ((waves - 1) * between + after) / clock,
-            "reduction": waves * handed_over / clock + added / clock,
+            "main_loop": waves * _joined(compute, loaded, p) / clock,
+            "epilogue": ((waves - 1) * (computed - compute) + after) / clock,
+            "reduction": (waves * handed_over + added) / clock,
             "bound_mma": waves * k_steps * mma / clock,
             "bound_load_latency": waves * k_steps * latency / clock,
             "bound_l2": waves * k_steps * l2_step_s,
@@ -179,11 +181,8 @@ def settled_clock(problem: Problem, gpu: Gpu, use: Constants, busy: float) -> fl
 
 def device_memory_part(problem: Problem, config: Config, gpu: Gpu) -> float:
     """Return the bytes that one warm launch moves to or from device memory, over the least it could move from a cold start."""
-    size = DTYPES[problem.dtype].bytes
     grid = _grid(problem, config, gpu.arch == "sm_100a", gpu.sm_count)
-    held = constants(gpu).l2_part * gpu.l2_bytes
-    miss = max(0.0, 1 - held / problem.bytes_moved)
-    return miss * _dram_bytes(problem, grid, config.l2_group_size, held, size) / problem.bytes_moved
+    return _dram_bytes(problem, grid, config.l2_group_size, gpu, constants(gpu)) / problem.bytes_moved
 
 
 def _joined(a: float, b: float, p: float) -> float:
@@ -217,19 +216,23 @@ def _served(grid: _Grid, config: Config, c: Constants) -> tuple[float, float]:
     return a_served, 1.0 if pair > 1 else min(together, group)  # of a pair, each CTA reads its part once for both
 
 
-def _dram_bytes(problem: Problem, grid: _Grid, group: int, held: float, size: int) -> float:
-    """Return bytes read and written if nothing stays in L2 from launch to launch, in raster order.
+def _dram_bytes(problem: Problem, grid: _Grid, group: int, gpu: Gpu, c: Constants) -> float:
+    """Return bytes that one launch reads from and writes to device memory.
 
-    The raster walks a group of tile rows column by column: A of the group stays in L2 if it fits, and is then read once; B is
-    read once per group unless all of it fits.
+    Of a small problem everything stays in L2 from launch to launch, of a large one nothing. The raster walks a group of tile
+    rows column by column: A of the group is read once if it fits into L2, B once per group unless all of it fits.
     """
-    k, group = problem.k, min(group, grid.row_tiles)
+    moved = problem.bytes_moved / gpu.l2_bytes
+    missed = min(1.0, max(0.0, (moved - c.l2_keeps) / (c.l2_loses - c.l2_keeps)))
+    if not missed:
+        return 0.0
+    size, k, group, held = DTYPES[problem.dtype].bytes, problem.k, min(group, grid.row_tiles), c.l2_keeps * gpu.l2_bytes
     panel, b_bytes = size * group * grid.rows * k, size * grid.n * k
     b_reads = 1 if b_bytes < held else ceildiv(grid.row_tiles, group)
     # A panel too large is read again in part if the group takes more than one wave.
     again = min(0.5, ceildiv(group * grid.col_tiles * grid.slices, grid.clusters) - 1)
     a_reads = 1.0 if panel < held else 1 + again * (1 - held / panel)
-    return size * (grid.m * k * a_reads + grid.m * grid.n) + b_bytes * b_reads
+    return missed * (size * (grid.m * k * a_reads + grid.m * grid.n) + b_bytes * b_reads)
 
 
 def rank(
