@@ -17,6 +17,7 @@ from .expressions import Binding, ExpressionCompiler
 from .layout import encode_descriptor, layout_offsets
 from .program import ITEM_BYTES, GlobalBuffer, Program, SharedBuffer, TileBuffer
 from .state import WINDOW_BITS
+from .unwritten import merge
 
 
 class Compiler(ExpressionCompiler):
@@ -136,10 +137,10 @@ class Compiler(ExpressionCompiler):
             self.emit(f"{name} = M.regs(w, {elements}, {ITEM_BYTES[dtype]}, {buffer.name!r})")
         elif elements == 1:
             name = self.bind(buffer, "scalar", dtype).name
-            self.emit(f"{name} = 0")
+            self.emit(f"{name} = M.unwritten(w, {buffer.name!r})")
         else:
             name = self.bind(buffer, "scalars", dtype, shape).name
-            self.emit(f"{name} = [0] * {elements}")
+            self.emit(f"{name} = [M.unwritten(w, {buffer.name!r})] * {elements}")
 
     def _stmt_DeclBuffer(self, s: Any) -> None:
         buffer = s.buffer
@@ -367,11 +368,6 @@ def _elect(mask: Any) -> Any:
     return chosen
 
 
-def _merge(mask: Any, new: Any, old: Any) -> Any:
-    """Return ``new`` in the lanes of ``mask``, ``old`` in the others."""
-    return np.where(mask, new, old)
-
-
 def _truncdiv(a: Any, b: Any) -> Any:
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))).astype(np.int64)
@@ -386,6 +382,6 @@ def _truncmod(a: Any, b: Any) -> Any:
 _RUNTIME: Final[dict[str, Any]] = {
     "ENCODE_DESCRIPTOR": encode_descriptor,
     "LANES": np.arange(32), "FULL": np.ones(32, bool), "ELECT": _elect, "TRUNCDIV": _truncdiv, "TRUNCMOD": _truncmod, "np": np,
-    "MERGE": _merge, "AS_FLOAT": lambda x: np.asarray(x).astype(np.uint32).view(np.float32),
+    "MERGE": merge, "AS_FLOAT": lambda x: np.asarray(x).astype(np.uint32).view(np.float32),
     "SPLIT": lambda x: (x & 0xFFFFFFFF, x >> 32), "JOIN": lambda p: (p[0] & 0xFFFFFFFF) | (p[1] & 0xFFFFFFFF) << 32,
 }  # fmt: skip

@@ -8,7 +8,7 @@ import numpy as np
 
 from .layout import MMA_K
 from .race import Access
-from .registers import Registers, decode
+from .registers import Registers, decode, words_of
 from .state import BLOCK, Lanes, Slice, Warp
 from .tcgen05 import Tcgen05Ops
 from .workspace import WorkspaceOps
@@ -96,6 +96,10 @@ class Machine(Tcgen05Ops, WorkspaceOps):
             )
             mine.dirty.discard(id(reg))
             mine.fenced.add(-1)
+        bits = words_of(first, n // 2)
+        if scale_d and bits & ~reg.written:
+            self.never_written(warp, reg.name or "accumulator")
+        reg.written |= bits
         number = mine.issued
         mine.issued += 1
         warp.loading[id(reg)] = (reg, number)

@@ -14,6 +14,7 @@ from .layout import Offsets
 from .race import INFINITE, Access, Region, shared_region
 from .report import shared_label
 from .state import OFFSET_MASK, WINDOW_BITS, Lanes, Pointer, Warp
+from .unwritten import Unwritten
 
 if TYPE_CHECKING:
     from .program import TileBuffer
@@ -21,6 +22,20 @@ if TYPE_CHECKING:
 
 _POISON_WORD: Final = 0x7FFF7FFF  # NaN as float32 and as a pair of 16-bit floats
 _LANES: Final = np.arange(32)
+
+
+def halves_of(first: int, count: int) -> int:
+    """Return the bits of ``Registers.written`` of ``count`` 16-bit elements."""
+    return ((1 << int(count)) - 1) << int(first)
+
+
+def words_of(first: int, count: int = 1) -> int:
+    """Return the bits of ``Registers.written`` of ``count`` 32-bit elements."""
+    return halves_of(2 * int(first), 2 * count)
+
+
+def _element(dtype: str, index: Any) -> int:
+    return halves_of(index, 1) if dtype in ("float16", "bfloat16") else words_of(index)
 
 
 def decode(bits: npt.NDArray[np.uint16], dtype: str) -> npt.NDArray[np.float32]:
@@ -40,12 +55,17 @@ def encode(values: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[np.uint16
 
 
 class Registers:
-    """A local array of one warp: [32 lanes, words of 32 bits], seen as float32, 16-bit or 32-bit elements."""
+    """A local array of one warp: [32 lanes, words of 32 bits], seen as float32, 16-bit or 32-bit elements.
 
-    __slots__ = ("f32", "name", "u16", "words")
+    Attributes:
+        written: bit i says that some lane has written 16-bit half i.
+    """
+
+    __slots__ = ("f32", "name", "u16", "words", "written")
 
     def __init__(self, name: str, elements: int, itemsize: int, real: bool) -> None:
         self.name = name
+        self.written = 0
         self.words: npt.NDArray[np.uint32] | None = None
         if real:
             self.words = np.full((32, (elements * itemsize + 3) // 4), _POISON_WORD, np.uint32)
@@ -60,8 +80,20 @@ class RegisterOps(GridOps):
         """Return a fresh local array, poisoned."""
         return Registers(name, elements, itemsize, self.numerics)
 
-    def reading(self, warp: Warp, reg: Registers) -> None:
-        """Check that no asynchronous operation is still to write ``reg``."""
+    def unwritten(self, warp: Warp, name: str) -> Unwritten:
+        """Return what a scalar called ``name`` holds before its first write."""
+        return Unwritten(lambda: self.never_written(warp, name))
+
+    def never_written(self, warp: Warp, name: str) -> None:
+        """Report a read of local variable ``name`` before its first write."""
+        text = f"{self.who(warp)}: reads '{name}' before writing it"
+        self.found("uninitialized", ("register", name, warp.group), text.__str__)
+
+    def reading(self, warp: Warp, reg: Registers, bits: int) -> None:
+        """Check that ``bits`` of ``reg.written`` are set, and that no asynchronous operation is still to write ``reg``."""
+        if bits & ~reg.written:
+            self.never_written(warp, reg.name or "registers")
+            reg.written |= bits
         if warp.loading:
             what = warp.loading.get(id(reg))
             if what is not None:
@@ -76,9 +108,20 @@ class RegisterOps(GridOps):
         if warp.wgmma is not None:
             warp.wgmma.dirty.add(id(reg))
 
+    def reading_words(self, warp: Warp, words: Sequence[tuple[Registers | None, int]]) -> None:
+        """Check the same of 32-bit words; (None, number) is a number."""
+        for reg, index in words:
+            if reg is not None:
+                self.reading(warp, reg, words_of(index))
+
+    def write_words(self, words: Sequence[tuple[Registers, int]]) -> None:
+        """Note that 32-bit words were written."""
+        for reg, index in words:
+            reg.written |= words_of(index)
+
     def get(self, warp: Warp, reg: Registers, dtype: str, index: Any) -> Any:
         """Return element ``index`` of every lane as float32 or integer vector."""
-        self.reading(warp, reg)
+        self.reading(warp, reg, _element(dtype, index))
         if reg.words is None:
             return np.zeros(32, np.float32 if "float" in dtype else np.int64)
         if dtype == "float32":
@@ -94,6 +137,7 @@ class RegisterOps(GridOps):
         if warp.wgmma is not None:
             warp.wgmma.dirty.add(id(reg))
         warp.lag += 1
+        reg.written |= _element(dtype, index)
         if reg.words is None:
             return
         index = int(index)
@@ -111,7 +155,8 @@ class RegisterOps(GridOps):
         self, warp: Warp, mask: Lanes, target: Registers, first: int, source: Registers, start: int, count: int, dtype: str
     ) -> float:
         """Convert ``count`` float32 elements to 16 bits."""
-        self.reading(warp, source)
+        self.reading(warp, source, words_of(start, count))
+        target.written |= halves_of(first, count)
         if target.words is not None:
             target.u16[:, first : first + count] = encode(source.f32[:, start : start + count], dtype)
         return self.spend(warp, count * self.costs.cast_per_element)
@@ -120,7 +165,9 @@ class RegisterOps(GridOps):
         self, warp: Warp, mask: Lanes, target: Registers, word: int, high: Registers, h: int, low: Registers, i: int, dtype: str
     ) -> None:
         """cvt.rn.{f16x2,bf16x2}.f32: two float32 into one register, ``low`` in the lower half."""
-        self.reading(warp, high)
+        self.reading(warp, high, words_of(h))
+        self.reading(warp, low, words_of(i))
+        target.written |= words_of(word)
         if target.words is not None:
             target.u16[:, 2 * word] = encode(low.f32[:, i], dtype)
             target.u16[:, 2 * word + 1] = encode(high.f32[:, h], dtype)
@@ -130,7 +177,8 @@ class RegisterOps(GridOps):
         self, warp: Warp, mask: Lanes, target: tuple[Registers, int], source: tuple[Registers, int], dtype: str
     ) -> None:
         """Convert two neighbouring float32 elements to 16 bits; operands are (registers, element)."""
-        self.reading(warp, source[0])
+        self.reading(warp, source[0], words_of(source[1], 2))
+        target[0].written |= halves_of(target[1], 2)
         if target[0].words is not None:
             first, start = target[1], source[1]
             target[0].u16[:, first : first + 2] = encode(source[0].f32[:, start : start + 2], dtype)
@@ -225,7 +273,7 @@ class RegisterOps(GridOps):
     def store_tile(self, warp: Warp, mask: Lanes, pointer: Pointer, region: Region, source: Registers, start: int) -> float:
         """Store one row of registers per lane to ``region`` [32, columns] of the CTA that ``pointer`` lies in."""
         columns, rank = region.units.shape[1], int(pointer) >> WINDOW_BITS
-        self.reading(warp, source)
+        self.reading(warp, source, halves_of(start, columns))
         if self.numerics:
             self.memory(warp, rank)[region.units] = source.u16[:, start : start + columns]
         return self.written(warp, rank, region, "st.shared", 64 * columns)
@@ -235,14 +283,17 @@ class RegisterOps(GridOps):
         rank, region = self._lanes(pointer, mask, 2 * len(words), "st")
         if region is None:
             return 0.0
-        self.reading(warp, words[0][0])
+        self.reading_words(warp, words)
         if self.numerics:
             self.memory(warp, rank)[region.units] = self._halves(words)[mask]
         return self.written(warp, rank, region, "st.shared", int(np.count_nonzero(mask)) * 4 * len(words))
 
     @staticmethod
-    def _halves(words: Sequence[tuple[Registers, int]]) -> npt.NDArray[np.uint16]:
-        columns = [reg.words[:, index] for reg, index in words if reg.words is not None]
+    def _halves(words: Sequence[tuple[Registers | None, int]]) -> npt.NDArray[np.uint16]:
+        columns = [
+            np.full(32, index, np.uint32) if reg is None or reg.words is None else reg.words[:, int(index)]
+            for reg, index in words
+        ]
         return np.ascontiguousarray(np.stack(columns, axis=1)).view(np.uint16)
 
     def store_matrix(
@@ -258,6 +309,7 @@ class RegisterOps(GridOps):
         count = len(words)
         rank, region = self._lanes(pointer, 8 * count > _LANES, 8, "stmatrix")
         assert region is not None
+        self.reading_words(warp, words)
         if self.numerics:
             halves = self._halves(words)  # [lane, 2 * matrix + half]
             row, column = np.arange(8 * count)[:, None], np.arange(8)[None, :]
@@ -282,6 +334,7 @@ class RegisterOps(GridOps):
             for column, (reg, index) in enumerate(words):
                 assert reg.words is not None
                 reg.words[mask, index] = values[:, column]
+        self.write_words(words)
         return self.spend(warp, 30)
 
     def store_async(
@@ -291,7 +344,7 @@ class RegisterOps(GridOps):
         rank, region = self._lanes(pointer, mask, 2 * len(words), "st.async")
         if region is None:
             return 0.0
-        self.reading(warp, words[0][0])
+        self.reading_words(warp, words)
         cluster = warp.cluster
         bar = self.bar(warp, barrier)
         self.check_live(warp, bar, "st.async", False)

@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import UnsupportedOp
 from .layout import decode_descriptor
 from .race import Access, Region, tensor_region
-from .registers import Registers, decode
+from .registers import Registers, decode, words_of
 from .state import OFFSET_MASK, WINDOW_BITS, Lanes, Pointer, Warp
 from .tma import TmaOps
 
@@ -295,6 +295,7 @@ class Tcgen05Ops(TmaOps):
             self.shadow(cluster, warp.rank, "tmem").read(
                 self._tmem(lane, 32, column, columns), access, warp.clock, after=warp.after
             )
+        reg.written |= words_of(first, columns)
         if reg.words is not None:
             reg.f32[:, first : first + columns] = self.tensor(warp, warp.rank)[lane : lane + 32, column : column + columns]
         warp.loading[id(reg)] = (reg, -1)

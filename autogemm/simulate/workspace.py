@@ -20,6 +20,7 @@ from .state import BLOCK, PREVIOUS_KERNEL, Cluster, Lanes, Warp
 _BYTES_PER_CYCLE: Final = 64  # what one SM moves to or from L2 (arXiv 2402.13499)
 _ATOMIC_CYCLES: Final = 700  # a round trip to L2 and back, under load
 _WORD_BYTES: Final = 4
+_MAX_BLIND: Final = 6  # looks of a waiting warp before it sees the first of a store
 _MAX_ROUNDS: Final = 1_000  # of such loops per warp, then they are taken to be endless
 
 # By cluster index: the clock of that cluster's agents that someone has synchronized with.
@@ -207,16 +208,10 @@ class WorkspaceOps(RegisterOps):
     ) -> float:
         """st.global of one register (or, without registers, one number) per word."""
         space, words = self._words(warp, mask, place, len(operands), "st.global")
-        for reg, _ in operands[:1]:
-            if reg is not None:
-                self.reading(warp, reg)
+        self.reading_words(warp, operands)
         self._note(warp, space, words, "st.global", writes=True, strong=strong)
         if self.numerics and words.size:
-            columns = [
-                np.full(32, index, np.uint32) if reg is None or reg.words is None else reg.words[:, int(index)]
-                for reg, index in operands
-            ]
-            self._write(space, words, np.stack(columns, axis=1)[mask])
+            self._write(space, words, self._halves(operands).view(np.uint32)[mask])
         return self.spend(warp, 4 + words.size * _WORD_BYTES / _BYTES_PER_CYCLE)
 
     def workspace_take(
@@ -233,6 +228,7 @@ class WorkspaceOps(RegisterOps):
                 reg.words[mask, int(index)] = values[:, column]
             first = self._writes if warp.polled is None else warp.polled[0]
             warp.polled = (-1 if any(stale) else first, space.label(words))
+        self.write_words(registers)
         return self.spend(warp, 4 + words.size * _WORD_BYTES / _BYTES_PER_CYCLE)
 
     def _see_stale(
@@ -240,18 +236,19 @@ class WorkspaceOps(RegisterOps):
     ) -> bool:
         """Put what was there before an unordered write into ``values``; False if all of the write is seen.
 
-        The first looks (how many differs from write to write) see nothing of it, the next one half of its words, and only then
-        comes all. Whoever goes on before that relies on an order that nothing gives.
+        The first looks, a random number of them, see nothing of it, the next one half of its words, and only then comes all.
+        Whoever goes on before that relies on an order that nothing gives.
         """
         key = (warp.cluster.index, warp.id, space.name, write)
-        looks = self._stale.get(key, (0, None))[0]
-        blind = write % 2
-        if looks > blind:
-            self._stale.pop(key, None)
-            self._seen.add(key)
         if key in self._seen:
             return False
-        old = (space.writer[words] == write) & ((looks < blind) | ((words + write) % 2 == 1))
+        found = self._stale.get(key)
+        left = 1 + self._blind_looks() if found is None else found[0]
+        if not left:
+            del self._stale[key]
+            self._seen.add(key)
+            return False
+        old = (space.writer[words] == write) & ((left > 1) | ((words + write) % 2 == 1))
         values[old] = space.before[words][old]
         space.relied[words[old & (space.earlier[words] == 0)]] = True
         entry = space.accesses[write]
@@ -262,8 +259,15 @@ class WorkspaceOps(RegisterOps):
         def report() -> None:
             self._unordered(warp, space.name, flat, "ld.global", cluster, earlier, False, True)
 
-        self._stale[key] = (looks + 1, report)
+        self._stale[key] = (left - 1, report)
         return True
+
+    def _blind_looks(self) -> int:
+        """Return 0 with probability 1/2, 1 with 1/4, and so on."""
+        looks = 0
+        while looks < _MAX_BLIND and self.random.random() < 0.5:
+            looks += 1
+        return looks
 
     def _write(self, space: _Workspace, words: npt.NDArray[np.int64], values: Any) -> None:
         space.before[words] = space.values[words]
