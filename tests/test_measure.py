@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from autogemm.errors import InputError, LaunchError
+from autogemm.measure import cuda_timer
 from autogemm.measure.correctness import (
     GUARD_BYTES,
     GuardedOutput,
@@ -21,7 +22,17 @@ from autogemm.measure.correctness import (
     random_operands,
     relative_error,
 )
-from autogemm.measure.cuda_timer import BASELINE_EVERY, COLD_L2_SIZES, MAX_SETS, CudaTimer, cold_sets
+from autogemm.measure.cuda_timer import (
+    BASELINE_EVERY,
+    COLD_L2_SIZES,
+    LEAD_IN_RESTED_S,
+    LEAD_IN_S,
+    LONG_SAMPLE_S,
+    MAX_SETS,
+    REST_S,
+    CudaTimer,
+    cold_sets,
+)
 from autogemm.measure.faults import TrialFault, classify, death
 from autogemm.measure.timer import BASELINE, ScriptedTimer
 from autogemm.problem import Problem
@@ -144,6 +155,17 @@ def test_cold_operand_sets_exceed_twice_the_cache_or_stop_at_the_limit() -> None
         # Between two calls on one set, the others are touched.
         assert (count - 1) * size >= COLD_L2_SIZES * l2 or count == MAX_SETS
     assert cold_sets(1000, l2) == MAX_SETS
+
+
+def test_a_gpu_that_rested_is_brought_back_to_what_it_can_sustain_before_a_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    timer = CudaTimer.__new__(CudaTimer)
+    timer._sample_long_s, timer._busy_until = 4e-4, 100.0
+    monkeypatch.setattr(cuda_timer.time, "monotonic", lambda: 100.0 + REST_S / 2)
+    assert timer._lead_in() * 4e-4 == pytest.approx(LEAD_IN_S, abs=4e-4) and timer._lead_in() >= 1
+    monkeypatch.setattr(cuda_timer.time, "monotonic", lambda: 100.0 + REST_S * 2)
+    assert timer._lead_in() * 4e-4 == pytest.approx(LEAD_IN_RESTED_S, abs=4e-4)
+    timer._sample_long_s = LONG_SAMPLE_S * 2  # a sample that long is its own lead-in
+    assert timer._lead_in() == 0
 
 
 def test_a_pass_holds_every_name_once_in_changing_order_with_baselines_between() -> None:
