@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import sys
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from autogemm.runtime.launcher import Kernel
 from autogemm.shapes import read_shapes
 
 CALLS, ROUNDS = 40, 9
+LEAD_IN_REPLAYS = 3
 LEAD_IN_CYCLES = 6_000_000  # how long the GPU is kept busy while the CPU fills the stream
 
 Step = Callable[[], object]
@@ -54,7 +56,8 @@ def captured(step: Step) -> Callable[[], float]:
 
     def replay() -> float:
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        graph.replay()
+        for _ in range(LEAD_IN_REPLAYS):
+            graph.replay()
         start.record()
         graph.replay()
         end.record()
@@ -82,9 +85,10 @@ def measure(kernels: dict[str, Kernel], config: Config, m: int, n: int, k: int, 
             ways[f"graph {where} {name}"] = captured(step)
             ways[f"stream {where} {name}"] = lambda step=step: on_stream(step)
     taken: dict[str, list[float]] = {way: [] for way in ways}
+    order = random.Random(0)
     for _ in range(ROUNDS):
-        for way, run in ways.items():
-            taken[way].append(run())
+        for way in order.sample(list(ways), len(ways)):
+            taken[way].append(ways[way]())
     return {way: statistics.median(values) for way, values in taken.items()}
 
 
