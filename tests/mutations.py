@@ -14,7 +14,9 @@ from typing import Final, Literal
 from autogemm.arch import ArchName
 from autogemm.config import NAMED, Config
 
-Subject = Literal["role", "phase", "count", "bytes", "mask", "fence", "barrier", "allocation", "index", "store", "launch"]
+Subject = Literal[
+    "role", "phase", "count", "bytes", "mask", "fence", "barrier", "allocation", "index", "store", "launch", "register"
+]
 
 NOTHING: Final = "T.evaluate(0)"
 
@@ -81,6 +83,7 @@ CONFIGS: Final[dict[str, Config]] = {
     "tall": Config(blk_m=256, blk_n=64, pipe_depth=3, num_consumer=2, epi_n=64),
     "ping-pong": Config(blk_m=64, blk_n=64, pipe_depth=3, num_consumer=2, epi_n=32, pingpong=True),
     "split": Config(blk_m=64, blk_n=64, pipe_depth=3, num_consumer=1, epi_n=16, split_k=2),
+    "three slices": Config(blk_m=64, blk_n=64, pipe_depth=3, num_consumer=1, epi_n=16, split_k=3),
     "swapped": Config(blk_m=64, blk_n=32, pipe_depth=3, num_consumer=1, epi_n=16, swap_ab=True),
 }
 
@@ -655,6 +658,9 @@ _CONSUMER90: Final = "# ---------------- consumers ----------------"
 _LOOP90: Final = "row0 = tile_row"
 _PREVIOUS90: Final = "T.ptx.griddepcontrol.wait()"
 _WRITE90: Final = "def write_tile"
+_PUT90: Final = "def put_sums"
+_ADD90: Final = 'total[i] = total[i] + T.reinterpret("float32", term[s, i])'
+_UNTIL90: Final = "while least[0] == T.uint32(0):"
 _COUNT90: Final = "def count_in"
 
 SM90: Final[tuple[Mutation, ...]] = (
@@ -751,22 +757,22 @@ SM90: Final[tuple[Mutation, ...]] = (
         "cooperative",
         "bytes",
         "the peer's half of B is not counted",
-        "tma2mma.arrive(fill.stage, stage_bytes)",
-        "tma2mma.arrive(fill.stage, stage_bytes - rhs_box * BLK_K * ELEMENT_BYTES)",
+        "tma2mma.arrive(stage, stage_bytes)",
+        "tma2mma.arrive(stage, stage_bytes - rhs_box * BLK_K * ELEMENT_BYTES)",
     ),
     _sm90(
         "cooperative",
         "bytes",
         "the bytes of A are not counted",
-        "tma2mma.arrive(fill.stage, stage_bytes)",
-        "tma2mma.arrive(fill.stage, stage_bytes - lhs_box * BLK_K * ELEMENT_BYTES)",
+        "tma2mma.arrive(stage, stage_bytes)",
+        "tma2mma.arrive(stage, stage_bytes - lhs_box * BLK_K * ELEMENT_BYTES)",
     ),
     _sm90(
         "cooperative",
         "bytes",
         "128 bytes too many are awaited",
-        "tma2mma.arrive(fill.stage, stage_bytes)",
-        "tma2mma.arrive(fill.stage, stage_bytes + 128)",
+        "tma2mma.arrive(stage, stage_bytes)",
+        "tma2mma.arrive(stage, stage_bytes + 128)",
     ),
     # --- masks and remote addresses
     _sm90("cooperative", "mask", "B goes to the own CTA only", "T.uint16((1 << GROUP) - 1)", "T.uint16(1)"),
@@ -978,22 +984,22 @@ SM90: Final[tuple[Mutation, ...]] = (
         "cooperative",
         "mask",
         "loads are reported one stage too late",
-        "tma2mma.ptr_to([fill.stage])",
-        "tma2mma.ptr_to([(fill.stage + 1) % DEPTH])",
+        "tma2mma.ptr_to([stage])",
+        "tma2mma.ptr_to([(stage + 1) % DEPTH])",
     ),
     # --- slices of K
     _sm90("split", "index", "every slice multiplies the first part of K", "sched.k_slice * slice_steps if SPLIT else 0", "0"),
     _sm90(
-        "split",
+        "three slices",
         "index",
         "slices leave their sums in one place",
         "(tile * slices + of) * CONSUMERS",
         "(tile * slices) * CONSUMERS",
     ),
     _sm90("split", "index", "tiles leave their sums in one place", "(tile * slices + of) * CONSUMERS", "(of) * CONSUMERS"),
-    _sm90("split", "index", "threads' sums overlap", "first + i * (WARPGROUP * 4)", "first + i * WARPGROUP", after=_COUNT90),
+    _sm90("split", "index", "threads' sums overlap", "first + i * (WARPGROUP * 4)", "first + i * WARPGROUP", after=_PUT90),
     _sm90("split", "index", "slice 0 is taken for the own one", "if other == slice0:", "if other == 0:"),
-    _sm90("split", "index", "sums of earlier slices are dropped", "total[i] = total[i] + term[s, i]", "total[i] = term[s, i]"),
+    _sm90("split", "index", "sums of earlier slices are dropped", _ADD90, _ADD90.replace("total[i] + ", "")),
     _sm90(
         "split",
         "index",
@@ -1011,7 +1017,7 @@ SM90: Final[tuple[Mutation, ...]] = (
     _sm90(
         "split", "count", "the last slice but one adds the sums", 'T.Cast("uint32", slices - 1)', 'T.Cast("uint32", slices - 2)'
     ),
-    _sm90("split", "count", "a slice counts itself twice", "counter, T.uint32(1))", "counter, T.uint32(2))"),
+    _sm90("split", "count", "a slice counts itself twice", "T.uint32(1))", "T.uint32(2))", after=_COUNT90),
     _sm90("split", "role", "every warp counts its slice in", "if thread == 0:", "if lane_id == 0:", after=_COUNT90),
     _sm90(
         "split",
@@ -1019,19 +1025,23 @@ SM90: Final[tuple[Mutation, ...]] = (
         "every slice writes the tile",
         "if last[0] != T.uint32(0):",
         "if last[0] >= T.uint32(0):",
-        after="if SPLIT: count_in()",
+        after="if SPLIT: find_last()",
     ),
     _sm90(
         "split",
-        "barrier",
-        "a slice counts in before all threads left their sums",
-        "T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))",
-        after=_COUNT90,
+        "store",
+        "counters are not cleared for the next launch",
+        "T.ptx[_CLEAR](workspace.ptr_to([tile0 * CONSUMERS + consumer]), T.uint32(0))",
     ),
     _sm90(
-        "split", "store", "counters are not cleared for the next launch", "T.ptx[_CLEAR](counter, T.uint32(0))", "T.evaluate(0)"
+        "split", "store", "sums are left for the next launch", "T.ptx[_EMPTY](at, T.uint32(0)", "T.ptx[_EMPTY](at, T.uint32(1)"
     ),
-    _sm90("split", "fence", "counting in orders nothing", "atom.acq_rel.gpu.global.add.u32", "atom.relaxed.gpu.global.add.u32"),
+    _sm90("split", "barrier", "sums are not waited for", _UNTIL90, "while least[0] != least[0]:"),
+    _sm90("split", "barrier", "one word in four of a sum is waited for", "T.unroll(CHUNK - 1):", "T.unroll(CHUNK // 4 - 1):"),
+    _sm90("split", "barrier", "one word of a sum is waited for", "T.unroll(CHUNK - 1):", "T.unroll(0):"),
+    _sm90("split", "barrier", "sums are looked at twice at most", _UNTIL90, "if least[0] == T.uint32(0):"),
+    _sm90("split", "index", "a sum of zero looks like none", "T.float32(-0.0)", "T.float32(0.0)"),
+    _sm90("split", "role", "slices leave no sums", "put_sums()", after="if SPLIT: find_last()"),
     # --- and once more
     _sm90(
         "cooperative",
@@ -1047,7 +1057,7 @@ SM90: Final[tuple[Mutation, ...]] = (
         "mma2tma.init((1 if PINGPONG else CONSUMERS) * GROUP)",
         "mma2tma.init(CONSUMERS * GROUP)",
     ),
-    _sm90("tall", "bytes", "a stage's bytes are never announced", "tma2mma.arrive(fill.stage, stage_bytes)"),
+    _sm90("tall", "bytes", "a stage's bytes are never announced", "tma2mma.arrive(stage, stage_bytes)"),
     _sm90("cooperative", "mask", "B goes to one CTA only", "T.uint16((1 << GROUP) - 1)", "T.uint16(2)"),
     _sm90(
         "cooperative",
@@ -1116,8 +1126,8 @@ SM90: Final[tuple[Mutation, ...]] = (
         "tall",
         "index",
         "A is loaded twice",
-        "fill.advance()",
-        "T.ptx[_LOAD](lhs_smem.ptr_to([fill.stage, 0]), T.address_of(lhs_map), k_at, tile_row, full); fill.advance()",
+        "T.ptx[_LOAD](lhs_smem.ptr_to([stage, 0]), T.address_of(lhs_map), k_at, tile_row, full)",
+        "for _ in T.serial(2): T.ptx[_LOAD](lhs_smem.ptr_to([stage, 0]), T.address_of(lhs_map), k_at, tile_row, full)",
     ),
     _sm90(
         "tall",
@@ -1149,8 +1159,13 @@ SM90: Final[tuple[Mutation, ...]] = (
     ),
     _sm90("tall", "index", "rows are staged in half of the place", "warp_id * 16 + lane_id % 16", "warp_id * 16 + lane_id % 8"),
     _sm90("swapped", "index", "the transposed tile is not transposed", "'.trans' if SWAP else ''", "''"),
+    # --- loads before the CTA's barrier
+    _sm90("tall", "index", "early loads are repeated", "load(fill.stage, early + k)", "load(fill.stage, k)"),
+    _sm90("tall", "index", "early loads are taken off every tile", "early = 0", after=_PRODUCER90),
+    _sm90("tall", "phase", "the stages of early loads are not passed over", "fill.stage = early"),
+    _sm90("tall", "role", "both warpgroups load early", "if wg_id == 0:", "if wg_id >= 0:", after="early = T.min"),
     # --- programmatic dependent launch
-    _sm90("cooperative", "launch", "the previous kernel is not waited for", _PREVIOUS90),
+    _sm90("cooperative", "launch", "the previous kernel is not waited for", _PREVIOUS90, every=True),
     _sm90(
         "split", "launch", "the previous kernel is waited for where no CTA comes", _PREVIOUS90, f"if bx >= grid: {_PREVIOUS90}"
     ),
@@ -1160,6 +1175,7 @@ SM90: Final[tuple[Mutation, ...]] = (
         "one CTA of a pair waits for the previous kernel",
         _PREVIOUS90,
         f"if cta_rank == 0: {_PREVIOUS90}",
+        after=_PRODUCER90,
     ),
     _sm90("split", "launch", "one CTA waits for the previous kernel", _PREVIOUS90, f"if bx == 0: {_PREVIOUS90}"),
     _sm90(
@@ -1174,13 +1190,14 @@ SM90: Final[tuple[Mutation, ...]] = (
         "launch",
         "the previous kernel is waited for after the first tile",
         _PREVIOUS90,
-        also=(("sched.next_tile()\n        else:", f"sched.next_tile(); {_PREVIOUS90}\n        else:"),),
+        also=(("early = 0 sched.next_tile()", f"early = 0; sched.next_tile(); {_PREVIOUS90}"),),
     ),
     _sm90(
         "cooperative",
         "launch",
         "consumers wait for the previous kernel in place of the producer",
         _PREVIOUS90,
+        after=_PRODUCER90,
         also=(("ring = PipelineState(DEPTH, phase=0)", f"ring = PipelineState(DEPTH, phase=0); {_PREVIOUS90}"),),
     ),
     _sm90(
@@ -1188,8 +1205,23 @@ SM90: Final[tuple[Mutation, ...]] = (
         "launch",
         "another warp waits for the previous kernel",
         _PREVIOUS90,
-        also=(("if warp_id == 0:", f"if warp_id == 1: {_PREVIOUS90}\n            if warp_id == 0:"),),
+        also=(("if wg_id == 0:", f"if wg_id == 1: {_PREVIOUS90}\n            if wg_id == 0:"),),
     ),
+    # --- local variables
+    _sm90("cooperative", "register", "the number of early loads is never set", "early = 0"),
+    _sm90("tall", "register", "the previous stage is never noted", "previous = ring.stage"),
+    _sm90("tall", "register", "the tile's row is never noted", "row0 = tile_row"),
+    _sm90("tall", "register", "A's descriptor is never made", "T.address_of(lhs_desc[0])", "T.address_of(rhs_desc[0])"),
+    _sm90("tall", "register", "accumulators are never converted", "T.ptx[CONVERT](packed[q], acc[i + 1], acc[i])"),
+    _sm90("split", "register", "the sum starts from nothing", "total[i] = T.float32(0)"),
+    _sm90("split", "register", "threads that do not count have no number", "before[0] = T.uint32(0xFFFFFFFF)"),
+    _sm90(
+        "split",
+        "register",
+        "sums are never read",
+        "T.ptx[_TAKE](term[s, j], term[s, j + 1], term[s, j + 2], term[s, j + 3], at)",
+    ),
+    _sm90("split", "register", "the tile's number is never noted", "tile0 = sched.tile_idx"),
 )
 
 MUTATIONS: Final[tuple[Mutation, ...]] = SM100 + SM90

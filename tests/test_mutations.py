@@ -37,7 +37,7 @@ def test_there_are_at_least_60_faults_over_both_archs_and_all_subjects() -> None
         assert len({m.name for m in part}) == len(part)
     assert {m.subject for m in MUTATIONS} == {
         "role", "phase", "count", "bytes", "mask", "fence", "barrier", "allocation", "index", "store",
-        "launch",
+        "launch", "register",
     }  # fmt: skip
 
 

@@ -68,7 +68,9 @@ def test_sm90_kernels_are_clean_under_several_schedules(config: Config) -> None:
 
 @pytest.mark.parametrize("config", [PINGPONG, SPLIT], ids=lambda c: c.id)
 def test_lowered_sm90_kernels_are_clean_in_bfloat16(config: Config) -> None:
-    assert_clean(check_config(config, "sm_90a", level="ptx", dtype="bfloat16", seeds=(0,)))
+    report = check_config(config, "sm_90a", level="ptx", dtype="bfloat16", seeds=(0,))
+    assert report.passed and report.wrong_elements == 0, explain(report)
+    assert report.max_error is not None and report.max_error <= 1  # integers up to 512 are rounded to even ones
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (129, 72, 200), (300, 8, 64)])
@@ -173,8 +175,8 @@ SM100_FAULTS = {
 }
 SM90_FAULTS = {
     "bytes of one operand missing": (
-        "tma2mma.arrive(fill.stage, stage_bytes)",
-        "tma2mma.arrive(fill.stage, stage_bytes - 64)",
+        "tma2mma.arrive(stage, stage_bytes)",
+        "tma2mma.arrive(stage, stage_bytes - 64)",
         "deadlock",
     ),
     "peer not told that a stage is free": ("if thread < GROUP:", "if thread < 1:", "deadlock"),
@@ -228,13 +230,15 @@ def test_faults_planted_in_the_sm90_kernel_are_found(fault: str, tmp_path: Path)
 
 
 SPLIT_FAULTS = {
-    "counted in without release": ('"atom.acq_rel.gpu.global.add.u32"', '"atom.relaxed.gpu.global.add.u32"', "race"),
-    "counted in before all wrote": (
-        "T.cuda.warpgroup_sync(warpgroup_barrier(wg_id))\n                before[0]",
-        "before[0]",
-        "race",
+    "sums looked at without waiting": ("while least[0] == T.uint32(0):", "while least[0] != least[0]:", "race"),
+    "half of a sum waited for": ("T.unroll(CHUNK - 1):", "T.unroll(CHUNK // 2 - 1):", "race"),
+    "a sum of zero taken for none": ("T.float32(-0.0)", "T.float32(0.0)", "deadlock"),
+    "sums left for the next launch": ("T.ptx[_EMPTY](at, T.uint32(0)", "T.ptx[_EMPTY](at, T.uint32(1)", "protocol"),
+    "counter left for the next launch": (
+        "T.ptx[_CLEAR](workspace.ptr_to([tile0 * CONSUMERS + consumer]), T.uint32(0))",
+        "T.evaluate(0)",
+        "protocol",
     ),
-    "counter left for the next launch": ("T.ptx[_CLEAR](counter, T.uint32(0))", "T.evaluate(0)", "protocol"),
 }
 
 
