@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 
 import pytest
@@ -39,6 +39,14 @@ class Clock:
     def replay_times(self, name: str, repeats: int) -> int:
         self.now += repeats * self.calls * 1e-5
         return repeats * self.calls
+
+    def sustain(self, name: str, seconds: float, watch: Callable[[], None]) -> tuple[int, float]:
+        calls = 0
+        until = self.now + seconds
+        while self.now < until:
+            calls += self.replay_times(name, 2)
+            watch()
+        return calls, calls * 1e-5
 
     def round(self, names: list[str], *, cold: bool, during: object) -> dict[str, float]:
         self.now += 1e-3
@@ -113,7 +121,8 @@ def session(clock: Clock) -> DeviceSession:
 def test_joules_per_call_are_counted_from_step_to_step_of_the_counter(clock: Clock) -> None:
     assert session(clock).energy_j("a", seconds=0.5) == pytest.approx(700 * 1e-5, rel=0.02)
     clock.now += 0.033
-    assert session(clock).energy_j("a", seconds=0.1) == pytest.approx(700 * 1e-5, rel=0.1)
+    assert session(clock).energy_j("a", seconds=0.3) == pytest.approx(700 * 1e-5, rel=0.02)
+    assert session(clock).energy_j("a", seconds=0.05) is None  # the counter did not move twice
 
 
 def test_there_are_no_joules_where_the_gpu_does_not_count_them(clock: Clock) -> None:

@@ -51,7 +51,7 @@ class Subject:
     """What one kernel, or cuBLASLt, did on one shape; samples are paired with torch.matmul's of the same rounds.
 
     Attributes:
-        energy_j: joules per call, warm, idle power included; None if not asked for or not counted by the GPU.
+        energy_j: joules per call, warm; None if not asked for or not counted by the GPU.
     """
 
     warm: Samples

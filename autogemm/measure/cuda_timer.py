@@ -30,6 +30,8 @@ LEAD_IN_RESTED_S: Final = 30e-3
 REST_S: Final = 5e-3
 SAMPLES_PER_ROUND: Final = 8
 LONG_SAMPLE_S: Final = 5e-3
+# What is queued at once where the GPU must not idle.
+BATCH_S: Final = 20e-3
 # Cold calls touch at least this many times the L2 cache before an operand set comes round again.
 COLD_L2_SIZES: Final = 2.0
 MAX_SETS: Final = 128
@@ -149,6 +151,34 @@ class CudaTimer:
                     self._stream.synchronize()  # bounds the queue
             self._stream.synchronize()
         return repeats * self.calls
+
+    def sustain(self, name: str, seconds: float, watch: Callable[[], None]) -> tuple[int, float]:
+        """Replay the warm graph of ``name`` for about ``seconds`` without a gap; return (calls, seconds they took).
+
+        Args:
+            watch: called again and again meanwhile.
+        """
+        graph = self._graph(name, cold=False)
+        batch = max(1, math.ceil(BATCH_S / max(self._time(graph), 1e-7)))
+
+        def queue() -> torch.cuda.Event:
+            for _ in range(batch):
+                graph.replay()
+            mark = timing_event()
+            mark.record(self._stream)
+            return mark
+
+        with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
+            first = last = queue()
+            batches, until = 0, time.monotonic() + seconds
+            while time.monotonic() < until:
+                running, last = last, queue()  # one batch is always waiting behind the one that runs
+                batches += 1
+                watch()
+                while not running.query():  # type: ignore[no-untyped-call]
+                    watch()
+            self._stream.synchronize()
+        return batches * batch * self.calls, float(first.elapsed_time(last)) * 1e-3
 
     def _lead_in(self) -> int:
         """Return how many untimed samples of the baseline a round that begins now starts with."""

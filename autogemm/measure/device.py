@@ -36,8 +36,6 @@ SETTLE_RESTED_S: Final = 0.4
 RESTED_S: Final = 1.0
 # Extent of the square products that warm a GPU up; one takes milliseconds and reaches the power limit.
 WARM_UP_EXTENT: Final = 8192
-# How finely the steps of the energy counter are found.
-STEP_S: Final = 0.005
 # Rounds in which cuBLASLt's algorithms are compared.
 SEARCH_ROUNDS: Final = 5
 
@@ -194,32 +192,29 @@ class DeviceSession:
         return taken
 
     def energy_j(self, name: str, seconds: float = 2.0) -> float | None:
-        """Return joules per call, idle power included, from replaying ``name`` for ``seconds``; None without NVML.
+        """Return joules per call, from running ``name`` without a gap for ``seconds``; None without NVML.
 
-        The counter moves in steps of 20 to 100 ms (NVML, nvmlDeviceGetTotalEnergyConsumption), so the interval runs from one
-        step to another, found to within STEP_S.
+        The counter moves in steps of 20 to 100 ms (NVML, nvmlDeviceGetTotalEnergyConsumption): the power is taken from its
+        first step to its last, and the time per call from the whole run. None too if ``seconds`` hold no two steps.
         """
         nvml = self.recorder.nvml
-        if nvml is None or nvml.energy_j() is None:
+        last = None if nvml is None else nvml.energy_j()
+        if nvml is None or last is None:
             return None
-        repeats = max(1, math.ceil(STEP_S * self.timer.replay(name, SETTLE_S) / SETTLE_S / self.timer.calls))
+        steps: list[tuple[float, float]] = []
 
-        def until_it_moves() -> tuple[float, int]:
-            before, calls, until = nvml.energy_j(), 0, time.monotonic() + 2.0
-            while True:
-                calls += self.timer.replay_times(name, repeats)
-                now = nvml.energy_j()
-                assert now is not None
-                if now != before or time.monotonic() > until:
-                    return now, calls
+        def watch() -> None:
+            nonlocal last
+            now = nvml.energy_j()
+            if now is not None and now != last:
+                steps.append((time.monotonic(), now))
+                last = now
 
-        start, _ = until_it_moves()
-        until = time.monotonic() + seconds
-        end, calls = start, 0
-        while time.monotonic() < until:
-            end, more = until_it_moves()
-            calls += more
-        return (end - start) / calls if calls and end > start else None
+        calls, elapsed_s = self.timer.sustain(name, seconds, watch)
+        if len(steps) < 2:
+            return None
+        (begin, before), (end, after) = steps[0], steps[-1]
+        return (after - before) / (end - begin) * elapsed_s / calls
 
     def environment(self) -> Environment:
         """Return the Environment with what was seen since the session began."""
