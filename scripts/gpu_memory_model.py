@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import Any, Final
 
 HERE = Path(__file__).resolve().parent
-SILENCE_S: Final = 15.0  # a child that reports nothing for so long hangs
+SILENCE_S: Final = 6.0  # a child that reports nothing for so long hangs
+START_S: Final = 30.0  # but before its first line it imports torch
 LAUNCHES: Final = 200
 VARIANT_S: Final = 1.5  # a variant whose waits give up takes long: stop early, and say how often it ran
 DATA_BYTES: Final = 128 << 20
@@ -114,6 +115,9 @@ EXPERIMENTS: Final = (
     ),
 )  # fmt: skip
 
+_WAIT: Final = "T.ptx.griddepcontrol.wait()"
+_WAIT_AND_LAUNCH: Final = f"{_WAIT}; T.ptx.griddepcontrol.launch_dependents()"
+
 # Planted faults (kernel, name) of tests/mutations.py that the CPU check reports, hangs last.
 MUTANTS: Final = (
     ("cooperative", "no proxy fence before the TMA store"),
@@ -129,8 +133,12 @@ MUTANTS: Final = (
     ("tall", "the step's MMAs are not waited for at all"),
     ("tall", "the last MMAs are not waited for"),
     ("tall", "no wgmma.fence before the MMAs"),
-    ("split", "counting in orders nothing"),
-    ("split", "a slice counts in before all threads left their sums"),
+    ("split", "sums are not waited for"),
+    ("split", "one word of a sum is waited for"),
+    ("split", "sums are looked at twice at most"),
+    ("split", "sums are left for the next launch"),
+    ("split", "counters are not cleared for the next launch"),
+    ("tall", "both warpgroups load early"),
     ("cooperative", "neither fence after the barriers are set up"),
     ("ping-pong", "nothing separates barrier setup from use"),
     ("cooperative", "the cluster starts with a CTA barrier only"),
@@ -139,6 +147,7 @@ MUTANTS: Final = (
     ("tall", "the previous kernel is waited for after the first loads"),
     ("cooperative", "consumers wait for the previous kernel in place of the producer"),
     ("tall", "another warp waits for the previous kernel"),
+    ("ping-pong", "the previous kernel is waited for after the first tile"),
     ("cooperative", "the current stage is freed in place of the previous"),
     ("cooperative", "a CTA may leave while its peer uses it"),
 )
@@ -171,7 +180,7 @@ def build(folder: Path) -> None:
     from dataclasses import replace
 
     from mutants import binary, found, run
-    from mutations import CONFIGS, MUTATIONS
+    from mutations import CONFIGS, MUTATIONS, Mutation
 
     from autogemm.compile.compiler import compile_config
     from autogemm.compile.toolchain import compile_cuda, toolchain
@@ -194,12 +203,16 @@ def build(folder: Path) -> None:
             faults.append({"config": config, "name": name, "subject": mutation.subject, "found": found(report),
                            "advisory": advisory, "file": broken.write(folder).name})  # fmt: skip
             print(f"{config}: {name}: {found(report)} {advisory}", flush=True)
-    good = {}
-    for name in dict.fromkeys(config for config, _ in MUTANTS):
-        kernel = compile_config(CONFIGS[name], "sm_90a")
-        kernel = replace(kernel, manifest=replace(kernel.manifest, generator=f"{kernel.manifest.generator} unbroken"))
-        good[name] = kernel.write(folder).name
-    meta = {"compiler": toolchain().compiler, "generator": generator_hash(), "faults": faults, "kernels": good}
+        good, heads = {}, {}
+        for name in dict.fromkeys(config for config, _ in MUTANTS):
+            kernel = compile_config(CONFIGS[name], "sm_90a")
+            kernel = replace(kernel, manifest=replace(kernel.manifest, generator=f"{kernel.manifest.generator} unbroken"))
+            good[name] = kernel.write(folder).name
+            # The same, but it lets the next kernel start as early as there is room for it.
+            early = Mutation(name="early", arch_name="sm_90a", config=name, subject="launch", old=_WAIT, new=_WAIT_AND_LAUNCH,
+                             every=True)  # fmt: skip
+            heads[name] = binary(early, Path(scratch))[0].write(folder).name
+    meta = {"compiler": toolchain().compiler, "generator": generator_hash(), "faults": faults, "kernels": good, "heads": heads}
     (folder / "meta").write_text(json.dumps(meta, indent=1), encoding="utf-8")
 
 
@@ -322,7 +335,7 @@ def try_mutants(folder: Path, items: list[str]) -> None:
                 meta["faults"][int(item)] if item.isdigit() else {"config": item, "subject": "", "file": meta["kernels"][item]}
             )
             kernel = Kernel(Binary.read(folder / fault["file"]))
-            first = Kernel(Binary.read(folder / meta["kernels"][fault["config"]]))
+            first = Kernel(Binary.read(folder / meta["heads"][fault["config"]]))
             chained = fault["subject"] == "launch"
             for i in range(2 * LAUNCHES if not fault["subject"] else LAUNCHES):
                 a, expected = inputs[i % 2], wanted[i % 2]
@@ -383,20 +396,20 @@ def _lines(child: subprocess.Popen[bytes], until: float) -> Iterator[dict[str, A
     assert child.stdout is not None
     with selectors.DefaultSelector() as ready:
         ready.register(child.stdout, selectors.EVENT_READ)
-        buffered, heard = b"", time.monotonic()
+        buffered, heard, patience = b"", time.monotonic(), START_S
         while True:
             if ready.select(0.1):
                 piece = os.read(child.stdout.fileno(), 65536)
                 if not piece:
                     return
-                heard = time.monotonic()
+                heard, patience = time.monotonic(), SILENCE_S
                 *lines, buffered = (buffered + piece).split(b"\n")
                 for line in lines:
                     yield json.loads(line)
             if time.monotonic() > until:
                 yield "no time"
                 return
-            if time.monotonic() - heard > SILENCE_S:
+            if time.monotonic() - heard > patience:
                 yield "hang"
                 return
 
