@@ -15,10 +15,20 @@ struct Tally {
 
 constexpr long long PATIENCE = 4000000;  // cycles, some two milliseconds
 
-DEVICE void check(Tally* tally, u32 checked, u32 wrong) {
-    atomicAdd(&tally->checks, checked);
-    if (wrong) atomicAdd(&tally->wrong, wrong);
-}
+// What one thread checked; added to the tally when the thread is done.
+struct Count {
+    Tally* tally;
+    u32 checked = 0, wrong = 0;
+    __device__ explicit Count(Tally* t) : tally(t) {}
+    __device__ void operator()(bool right) {
+        checked++;
+        wrong += !right;
+    }
+    __device__ ~Count() {
+        atomicAdd(&tally->checks, checked);
+        if (wrong) atomicAdd(&tally->wrong, wrong);
+    }
+};
 DEVICE u32 value(u32 tag, u32 place) { return tag * 0x9E3779B1u + place; }
 DEVICE void spin(u32 cycles) {
     for (long long start = clock64(); clock64() - start < cycles;) {}
@@ -96,6 +106,7 @@ ENTRY(256) fill(u32* data, u32 words) {
 constexpr u32 STAGE = 4096;  // words
 
 ENTRY(128) proxy_fence_store(Tally* tally, u32* data, u32 round) {
+    Count check(tally);
     __shared__ alignas(128) u32 stage[STAGE];
     u32* mine = data + blockIdx.x * STAGE;
     for (u32 i = 0; i < 8; i++) {
@@ -110,9 +121,7 @@ ENTRY(128) proxy_fence_store(Tally* tally, u32* data, u32 round) {
             stores_done();
         }
         __syncthreads();
-        u32 wrong = 0;
-        for (u32 j = threadIdx.x; j < STAGE; j += 128) wrong += read_global(mine + j) != value(tag, j);
-        check(tally, STAGE / 128, wrong);
+        for (u32 j = threadIdx.x; j < STAGE; j += 128) check(read_global(mine + j) == value(tag, j));
         __syncthreads();
     }
 }
@@ -122,6 +131,7 @@ ENTRY(128) proxy_fence_store(Tally* tally, u32* data, u32 round) {
 constexpr u32 SLOT = 8192;  // words
 
 ENTRY(160) ring_release(Tally* tally, u32* data, u32 round) {
+    Count check(tally);
     extern __shared__ __align__(128) u32 ring[];
     __shared__ alignas(8) u64 full[2], empty[2];
     const u32 *source = data + (blockIdx.x % 8) * 16 * SLOT, chunks = 16;
@@ -142,10 +152,8 @@ ENTRY(160) ring_release(Tally* tally, u32* data, u32 round) {
             if (!wait(tally, &full[c % 2], c / 2 % 2)) break;
             if (VARIANT) arrive(&empty[c % 2]);
             if (VARIANT == 2) spin(4000);
-            u32 wrong = 0;
-            const volatile u32* slot = ring + c % 2 * SLOT;
-            for (u32 j = threadIdx.x - 32; j < SLOT; j += 128) wrong += slot[j] != (u32)(source - data) + c * SLOT + j;
-            check(tally, SLOT / 128, wrong);
+                const volatile u32* slot = ring + c % 2 * SLOT;
+            for (u32 j = threadIdx.x - 32; j < SLOT; j += 128) check(slot[j] == (u32)(source - data) + c * SLOT + j);
             if (!VARIANT) arrive(&empty[c % 2]);
         }
     }
@@ -154,6 +162,7 @@ ENTRY(160) ring_release(Tally* tally, u32* data, u32 round) {
 // ---- mbarrier: phase, bytes, initialization
 
 ENTRY(128) mbarrier_phase(Tally* tally, u32* data, u32 round) {
+    Count check(tally);
     __shared__ alignas(128) u32 slot[2048];
     __shared__ alignas(8) u64 bar[16];
     if (threadIdx.x == 0) {
@@ -170,15 +179,14 @@ ENTRY(128) mbarrier_phase(Tally* tally, u32* data, u32 round) {
             load(slot, data + first, 8192, &bar[i]);
         }
         bool done = wait(tally, &bar[i], VARIANT ? 1 : 0);
-        u32 wrong = 0;
-        for (u32 j = threadIdx.x; j < 2048; j += 128) wrong += ((volatile u32*)slot)[j] != first + j;
-        check(tally, 16, wrong);
+        for (u32 j = threadIdx.x; j < 2048; j += 128) check(((volatile u32*)slot)[j] == first + j);
         if (VARIANT) done = wait(tally, &bar[i], 0);
         if (__syncthreads_or(!done)) break;
     }
 }
 
 ENTRY(128) mbarrier_bytes(Tally* tally, u32* data, u32 round) {
+    Count check(tally);
     __shared__ alignas(128) u32 slot[4096];
     __shared__ alignas(8) u64 bar[16];
     if (threadIdx.x == 0) {
@@ -196,9 +204,7 @@ ENTRY(128) mbarrier_bytes(Tally* tally, u32* data, u32 round) {
             load(slot + 2048, data + first + 2048, 8192, &bar[i]);
         }
         bool done = wait(tally, &bar[i], 0);
-        u32 wrong = 0;
-        for (u32 j = threadIdx.x; j < 4096; j += 128) wrong += ((volatile u32*)slot)[j] != first + j;
-        check(tally, 32, wrong);
+        for (u32 j = threadIdx.x; j < 4096; j += 128) check(((volatile u32*)slot)[j] == first + j);
         __syncthreads();
         if (VARIANT && done) {  // the rest of the bytes counted into the next phase: complete it, and all has landed
             if (threadIdx.x == 0) expect(&bar[i], 8192);
@@ -209,6 +215,7 @@ ENTRY(128) mbarrier_bytes(Tally* tally, u32* data, u32 round) {
 }
 
 ENTRY(32) mbarrier_init(Tally* tally, u32* data, u32 round) {
+    Count check(tally);
     __shared__ alignas(8) u64 bar;
     cluster_sync();  // both CTAs run
     if (rank() == 0) {
@@ -222,7 +229,7 @@ ENTRY(32) mbarrier_init(Tally* tally, u32* data, u32 round) {
     if (VARIANT == 0) cluster_sync();
     if (threadIdx.x == 0) {
         if (rank() == 1) arrive_at(in_cta(IN_SHARED(&bar), 0));
-        if (rank() == 0) check(tally, 1, !wait(tally, &bar, 0));
+        if (rank() == 0) check(wait(tally, &bar, 0));
     }
     cluster_sync();
 }
@@ -232,6 +239,7 @@ ENTRY(32) mbarrier_init(Tally* tally, u32* data, u32 round) {
 constexpr u32 WIDE = 8192;  // words
 
 ENTRY(128) store_reuse(Tally* tally, u32* data, u32 round) {
+    Count check(tally);
     extern __shared__ __align__(128) u32 stage[];
     u32* mine = data + blockIdx.x * 8 * WIDE;
     for (u32 i = 0; i < 8; i++) {
@@ -246,13 +254,12 @@ ENTRY(128) store_reuse(Tally* tally, u32* data, u32 round) {
     if (threadIdx.x == 0) stores_done();
     __syncthreads();
     for (u32 i = 0; i < 8; i++) {
-        u32 wrong = 0;
-        for (u32 j = threadIdx.x; j < WIDE; j += 128) wrong += read_global(mine + i * WIDE + j) != value(round * 8 + i, j);
-        check(tally, WIDE / 128, wrong);
+        for (u32 j = threadIdx.x; j < WIDE; j += 128) check(read_global(mine + i * WIDE + j) == value(round * 8 + i, j));
     }
 }
 
 ENTRY(128) store_read_back(Tally* tally, u32* data, u32 round) {
+    Count check(tally);
     __shared__ alignas(128) u32 stage[STAGE];
     u32* mine = data + blockIdx.x * STAGE;
     for (u32 i = 0; i < 8; i++) {
@@ -265,9 +272,7 @@ ENTRY(128) store_read_back(Tally* tally, u32* data, u32 round) {
             if (VARIANT) stores_read(); else stores_done();
         }
         __syncthreads();
-        u32 wrong = 0;
-        for (u32 j = threadIdx.x; j < STAGE; j += 128) wrong += read_global(mine + j) != value(tag, j);
-        check(tally, STAGE / 128, wrong);
+        for (u32 j = threadIdx.x; j < STAGE; j += 128) check(read_global(mine + j) == value(tag, j));
         if (threadIdx.x == 0) stores_done();
         __syncthreads();
     }
@@ -285,10 +290,9 @@ ENTRY(128) store_exit(Tally* tally, u32* data, u32 round) {
     }
 }
 ENTRY(128) store_exit_after(Tally* tally, u32* data, u32 round) {
-    u32 wrong = 0;
+    Count check(tally);
     for (u32 j = threadIdx.x; j < WIDE; j += 128)
-        wrong += data[blockIdx.x * WIDE + j] != value(round * gridDim.x + blockIdx.x, j);
-    check(tally, WIDE / 128, wrong);
+        check(data[blockIdx.x * WIDE + j] == value(round * gridDim.x + blockIdx.x, j));
 }
 
 // ---- wgmma: all elements of an operand are alike, so that its layout does not matter
@@ -318,14 +322,13 @@ DEVICE void pin(float (&d)[REGS]) {  // keeps the compiler from using d before t
 #pragma unroll
     for (int i = 0; i < REGS; i++) asm volatile("" : "+f"(d[i]) :: "memory");
 }
-DEVICE u32 differ(float (&d)[REGS], float expected) {
-    u32 wrong = 0;
+DEVICE void check_all(Count& check, float (&d)[REGS], float expected) {
 #pragma unroll
-    for (int i = 0; i < REGS; i++) wrong += d[i] != expected;
-    return wrong;
+    for (int i = 0; i < REGS; i++) check(d[i] == expected);
 }
 
 ENTRY(128) wgmma_operands(Tally* tally, u32* data, u32 round) {
+    Count check(tally);
     __shared__ alignas(128) u32 a[512], b[512];
     float d[REGS];
     for (u32 i = 0; i < 8; i++) {
@@ -344,12 +347,13 @@ ENTRY(128) wgmma_operands(Tally* tally, u32* data, u32 round) {
         proxy_fence();
         if (VARIANT) mma_wait();
         pin(d);
-        check(tally, REGS, differ(d, 16.0f * STEPS));
+        check_all(check, d, 16.0f * STEPS);
         __syncthreads();
     }
 }
 
 ENTRY(128) wgmma_proxy_fence(Tally* tally, u32* data, u32 round) {
+    Count check(tally);
     __shared__ alignas(128) u32 a[512], b[512];
     float d[REGS];
     for (u32 j = threadIdx.x; j < 512; j += 128) a[j] = ONES, b[j] = TWOS;
@@ -364,12 +368,13 @@ ENTRY(128) wgmma_proxy_fence(Tally* tally, u32* data, u32 round) {
         mma_commit();
         mma_wait();
         pin(d);
-        check(tally, REGS, differ(d, i % 2 ? 32.0f : 16.0f));
+        check_all(check, d, i % 2 ? 32.0f : 16.0f);
         __syncthreads();
     }
 }
 
 ENTRY(128) wgmma_registers(Tally* tally, u32* data, u32 round) {
+    Count check(tally);
     __shared__ alignas(128) u32 a[512], b[512];
     float d[REGS], early[REGS];
     for (u32 j = threadIdx.x; j < 512; j += 128) a[j] = b[j] = ONES;
@@ -388,7 +393,7 @@ ENTRY(128) wgmma_registers(Tally* tally, u32* data, u32 round) {
 #pragma unroll
         for (int j = 0; j < REGS; j++) asm volatile("mov.f32 %0, %1;" : "=f"(early[j]) : "f"(d[j]));
         if (VARIANT == 1) mma_wait();
-        check(tally, REGS, differ(early, 16.0f * STEPS + (float)i));
+        check_all(check, early, 16.0f * STEPS + (float)i);
         __syncthreads();
     }
 }
@@ -398,6 +403,7 @@ ENTRY(128) wgmma_registers(Tally* tally, u32* data, u32 round) {
 constexpr u32 PART = 4096, SLICES = 4;  // words per slice
 
 ENTRY(128) partial_sums(Tally* tally, u32* data, u32 round) {
+    Count check(tally);
     __shared__ u32 before;
     const u32 slice = blockIdx.x % SLICES, group = blockIdx.x / SLICES;
     u32 *counters = data, *parts = data + 4096 + group * SLICES * PART;
@@ -415,16 +421,15 @@ ENTRY(128) partial_sums(Tally* tally, u32* data, u32 round) {
     }
     __syncthreads();
     if (before != SLICES - 1) return;
-    u32 wrong = 0;
     for (u32 j = threadIdx.x; j < SLICES * PART; j += 128)
-        wrong += read_global(parts + j) != value(round * SLICES + j / PART, j % PART);
-    check(tally, SLICES * PART / 128, wrong);
+        check(read_global(parts + j) == value(round * SLICES + j / PART, j % PART));
     if (threadIdx.x == 0) counters[group] = 0;
 }
 
 // ---- exit of a CTA that a peer still targets; whoever comes next on the SM guards the same shared memory
 
 ENTRY(128) peer_exit(Tally* tally, u32* data, u32 round) {
+    Count check(tally);
     __shared__ alignas(128) u32 slot[2048];
     __shared__ alignas(128) u32 guard[8192];
     __shared__ alignas(8) u64 bar;
@@ -438,10 +443,9 @@ ENTRY(128) peer_exit(Tally* tally, u32* data, u32 round) {
     proxy_fence();
     cluster_sync();
     spin(2000);
-    u32 wrong = VARIANT == 1 && complete(&bar, 0);
-    for (u32 j = threadIdx.x; j < 8192; j += 128) wrong += ((volatile u32*)guard)[j] != value(blockIdx.x, j);
-    for (u32 j = threadIdx.x; j < 2048; j += 128) wrong += ((volatile u32*)slot)[j] != value(blockIdx.x, j);
-    check(tally, 1, wrong);
+    if (VARIANT == 1) check(!complete(&bar, 0));
+    for (u32 j = threadIdx.x; j < 8192; j += 128) check(((volatile u32*)guard)[j] == value(blockIdx.x, j));
+    for (u32 j = threadIdx.x; j < 2048; j += 128) check(((volatile u32*)slot)[j] == value(blockIdx.x, j));
     cluster_sync();
     if (rank() == 1) {
         if (VARIANT) spin(30000);
@@ -451,12 +455,10 @@ ENTRY(128) peer_exit(Tally* tally, u32* data, u32 round) {
             else
                 load_to_both(slot, data, 8192, &bar);
         }
-        if (VARIANT != 1) wait(tally, &bar, 0);
+        if (VARIANT != 1) check(wait(tally, &bar, 0));
     } else if (VARIANT == 0) {
-        wait(tally, &bar, 0);
-        wrong = 0;
-        for (u32 j = threadIdx.x; j < 2048; j += 128) wrong += ((volatile u32*)slot)[j] != j;
-        check(tally, 1, wrong);
+        check(wait(tally, &bar, 0));
+        for (u32 j = threadIdx.x; j < 2048; j += 128) check(((volatile u32*)slot)[j] == j);
     }
     if (VARIANT == 0) cluster_sync();
 }
@@ -469,8 +471,7 @@ ENTRY(128) previous_writer(Tally* tally, u32* data, u32 round) {
     for (u32 j = threadIdx.x; j < STAGE; j += 128) data[blockIdx.x * STAGE + j] = value(round, j);
 }
 ENTRY(128) dependent_reader(Tally* tally, u32* data, u32 round) {
+    Count check(tally);
     if (VARIANT == 0 || (VARIANT == 2 && threadIdx.x == 0)) asm volatile("griddepcontrol.wait;" ::: "memory");
-    u32 wrong = 0;
-    for (u32 j = threadIdx.x; j < STAGE; j += 128) wrong += read_global(data + blockIdx.x * STAGE + j) != value(round, j);
-    check(tally, STAGE / 128, wrong);
+    for (u32 j = threadIdx.x; j < STAGE; j += 128) check(read_global(data + blockIdx.x * STAGE + j) == value(round, j));
 }

@@ -272,16 +272,18 @@ def _count(cuda: Any, check: Any, module: Any, e: Experiment, counts: Counts, ta
         if cluster > 1:
             one = cuda.CUlaunchAttribute()
             one.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            one.value.clusterDim.x, one.value.clusterDim.y, one.value.clusterDim.z = cluster, 1, 1
+            dims = one.value.clusterDim
+            dims.x, dims.y, dims.z = cluster, 1, 1
             attributes.append(one)
         if overlap:
             one = cuda.CUlaunchAttribute()
             one.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
             one.value.programmaticStreamSerializationAllowed = 1
             attributes.append(one)
-        config.attrs, config.numAttrs = attributes, len(attributes)
+        config.attrs, config.numAttrs, config.hStream = attributes, len(attributes), stream
         check(cuda.cuLaunchKernelEx(config, function, (arguments, types), 0))
 
+    stream = check(cuda.cuStreamCreate(0))  # ordered with copies and fills, which are on the default stream
     pointer, number = ctypes.c_void_p, ctypes.c_uint32
     check(cuda.cuMemsetD8(data, 0, DATA_BYTES))
     if e.filled:
