@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from autogemm.arch import arch
 from autogemm.constraints import violations
 from autogemm.results import Level
 
-LEVELS: dict[str, Level] = {"sm_100a": "tile", "sm_90a": "ptx"}
+LEVELS: tuple[Level, ...] = ("tile", "ptx")
 # Every tenth, and never the same subject only: about 25 of them in less than a minute.
 FAST = SM100[::9] + SM90[::11]
 
@@ -25,8 +26,8 @@ def identity(mutation: Mutation) -> str:
     return f"{mutation.arch_name}-{mutation.config}-{mutation.name}".replace(" ", "_")
 
 
-def assert_found(mutation: Mutation, folder: Path, seeds: tuple[int, ...]) -> None:
-    verdicts = [found(v) for v in run(mutation, folder, level=LEVELS[mutation.arch_name], seeds=seeds)]
+def assert_found(mutation: Mutation, folder: Path, level: Level, seeds: tuple[int, ...]) -> None:
+    verdicts = [found(v) for v in run(mutation, folder, level=level, seeds=seeds)]
     missed = [seed for seed, verdict in zip(seeds, verdicts, strict=True) if not verdict]
     assert not missed, f"not found under seeds {missed}: {mutation.name}"
 
@@ -62,10 +63,26 @@ def test_the_kernels_that_faults_are_planted_in_are_legal(name: str) -> None:
 
 @pytest.mark.parametrize("mutation", FAST, ids=identity)
 def test_a_planted_fault_is_found(mutation: Mutation, tmp_path: Path) -> None:
-    assert_found(mutation, tmp_path, (0, 1))
+    assert_found(mutation, tmp_path, LEVELS[FAST.index(mutation) % 2], (0, 1))
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=identity)
-def test_every_planted_fault_is_found_under_every_seed(mutation: Mutation, tmp_path: Path) -> None:
-    assert_found(mutation, tmp_path, (0, 1, 2, 3, 4))
+def test_every_planted_fault_is_found_under_every_seed(mutation: Mutation, level: Level, tmp_path: Path) -> None:
+    assert_found(mutation, tmp_path, level, (0, 1, 2, 3, 4))
+
+
+def test_the_table_of_planted_faults_tells_what_was_missed() -> None:
+    path = Path(__file__).resolve().parents[1] / "scripts" / "mutation_table.py"
+    spec = importlib.util.spec_from_file_location("mutation_table", path)
+    assert spec is not None and spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.cell(["race", "deadlock, race", "race"]) == "race (deadlock)"
+    assert script.cell(["race", "", ""]) == "**missed** under 2 schedules"
+    assert script.cell(None) == "not run"
+    fault = SM90[0]
+    document = script.table({script.key(fault): {"tile": ["race"], "ptx": ["", "race"]}}, 2)
+    assert "1 of 1 at tile level, 0 of 1 at ptx level" in document
+    assert f"| {fault.config} | {fault.subject} | {fault.name} | race | **missed** under 1 schedules |" in document

@@ -360,9 +360,9 @@ MUTATIONS = {
     "sums are left for the next launch":
         ("split", "T.ptx[_EMPTY](at, T.uint32(0)", "T.ptx[_EMPTY](at, T.uint32(1)"),
     "first loads do not wait for the previous kernel":
-        ("swapped", "                        T.ptx.griddepcontrol.wait()\n                        for", "                        for"),
+        ("swapped", "T.ptx.griddepcontrol.wait()\n                        for", "for"),
     "loads of a cluster do not wait for the previous kernel":
-        ("cooperative", "                        T.ptx.griddepcontrol.wait()\n                    while", "                        pass\n                    while"),
+        ("cooperative", "T.ptx.griddepcontrol.wait()\n                    while", "pass\n                    while"),
     "early loads are repeated":
         ("swapped", "load(fill.stage, early + k)", "load(fill.stage, k)"),
     "early loads are taken off every tile":
