@@ -68,7 +68,8 @@ EXPERIMENTS: Final = (
         broken=("no proxy fence before wgmma reads what threads wrote",),
     ),
     Experiment(
-        kernel="ring_release", subject="complete_tx", ctas=2 * SMS, threads=160, smem_bytes=65536, filled=True,
+        kernel="ring_release", subject="generic read, async write (WAR)", ctas=2 * SMS, threads=160, smem_bytes=65536,
+        filled=True,
         broken=("a stage is released before it is read", "the same, and the reader is late"),
     ),
     Experiment(

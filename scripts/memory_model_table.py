@@ -19,23 +19,22 @@ HEADING: Final = "## Planted faults on an H200"
 
 
 def share(line: dict[str, Any]) -> str:
-    """Return ``12 of 200``: launches with anything wrong; and the error or the number of waits that gave up."""
-    text = f"{line['wrong_launches']} of {line['launches']}"
+    """Return ``12 of 200``: launches with anything wrong, and whether waits gave up or an error ended it."""
+    text = f"{line['wrong_launches']} of {line['launches']}" + (" (waits gave up)" if line["stuck"] else "")
     if line["error"]:
         return f"{text}, then {line['error']}" if line["launches"] else str(line["error"])
     return text
 
 
 def observed(rules: list[dict[str, Any]]) -> dict[str, str]:
-    """Return the column's text by row subject."""
+    """Return the column's text by row subject; an experiment whose kept rule was not run says nothing."""
     cells: dict[str, list[str]] = {}
-    kept: dict[str, dict[str, Any]] = {r["kernel"]: r for r in rules if r["variant"] == 0}
-    for rule in rules:
-        if rule["variant"] and rule["kernel"] in kept:
-            cells.setdefault(rule["subject"], []).append(
-                f"{rule['how']}: {share(rule)}" + (f" (kept: {share(k)})" if (k := kept[rule["kernel"]]) else "")
-            )
-    return {subject: "; ".join(texts) for subject, texts in cells.items()}
+    for kept in rules:
+        if kept["variant"] == 0:
+            broken = [r for r in rules if r["kernel"] == kept["kernel"] and r["variant"]]
+            text = ", ".join(f"{r['how']}: {share(r)}" for r in broken)
+            cells.setdefault(kept["subject"], []).append(f"{text}; kept: {share(kept)}")
+    return {subject: "<br>".join(texts) for subject, texts in cells.items()}
 
 
 def with_column(text: str, cells: dict[str, str]) -> str:
