@@ -12,7 +12,7 @@ import argparse
 import math
 import random
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -25,20 +25,19 @@ import landscape
 
 from autogemm.arch import gpu
 from autogemm.config import Config
-from autogemm.predict.closed_form import predict, settled_clock
+from autogemm.predict.closed_form import predict
 from autogemm.predict.constants import Constants, constants
 from autogemm.problem import Problem
 
 Point = tuple[Problem, dict[Config, float]]  # a shape and the measured seconds of each config
 H200 = gpu("nvidia-h200")
-# Where a fit starts: round numbers, not the shipped ones, so that shapes left out have left no trace. Those of the clock are
-# fitted to clocks, all others to times. Constants that are not here have a source of their own and stay as they are.
-CLOCK_GUESSES = {"full_load_clock_hz": 1.5e9, "clock_per_work": 0.05}
+# Where a fit starts: round numbers, not the shipped ones, so that shapes left out have left no trace. Constants that are not
+# here have a source of their own and stay as they are.
 GUESSES = {
-    "mma_efficiency": 0.9, "launch_s": 2e-6, "cluster_launch_s": 0.5e-6, "load_cycles": 1500.0, "consumer_cycles": 20.0,
-    "least_step_cycles": 150.0,
-    "epilogue_column_cycles": 4.0, "store_cycles": 300.0, "zero_fill_cycles": 8.0, "l2_bytes_per_s": 1e13,
-    "sharing_sms": 2.0, "ragged_part": 0.02, "overlap": 5.0, "slice_cycles": 2000.0, "slice_bytes_per_cycle": 30.0,
+    "full_load_clock_hz": 1.4e9, "clock_per_utilization": 0.1, "clock_per_work": 0.05, "launch_s": 2e-6,
+    "cluster_launch_s": 0.5e-6, "consumer_cycles": 20.0, "least_step_cycles": 150.0, "epilogue_column_cycles": 4.0,
+    "store_cycles": 300.0, "zero_fill_cycles": 8.0, "l2_bytes_per_s": 1e13, "sharing_sms": 2.0, "ragged_part": 0.02,
+    "overlap": 5.0, "slice_cycles": 2000.0, "slice_miss_cycles": 3000.0, "slice_bytes_per_cycle": 30.0,
 }  # fmt: skip
 
 
@@ -72,42 +71,21 @@ def report(name: str, rows: Sequence[Mapping[str, float]]) -> None:
 
 def fit(points: Sequence[Point], start: Constants, steps: int) -> Constants:
     """Return constants of least weighted squares of log(predicted / measured), from GUESSES; slow configs weigh less."""
-    # Constants without a point that depends on them stay too.
-    split = any(config.split_k > 1 for _, times in points for config in times)
-    guesses = {name: guess for name, guess in GUESSES.items() if split or not name.startswith("slice_")}
+    from scipy.optimize import least_squares
+
     weights = np.array([min(times.values()) / t for _, times in points for t in times.values()])
     measured = np.log([t for _, times in points for t in times.values()])
 
-    def residuals(use: Constants) -> np.ndarray:
-        guessed = np.log([t for problem, times in points for t in predicted(problem, times, use)])
-        return weights * (guessed - measured)
-
-    return _fitted(residuals, _clock(points, start), guesses, steps)
-
-
-def _clock(points: Sequence[Point], start: Constants) -> Constants:
-    """Return ``start`` with the clock that was seen on the shapes of ``points``."""
-    shapes = {problem for problem, _ in points}
-    seen = [(problem, hz) for problem, hz in landscape.clocks() if problem in shapes]
-
-    def residuals(use: Constants) -> np.ndarray:
-        return np.array([math.log(settled_clock(problem, H200, use, 1.0) / hz) for problem, hz in seen])
-
-    return _fitted(residuals, start, CLOCK_GUESSES, 100)
-
-
-def _fitted(
-    residuals: Callable[[Constants], np.ndarray], start: Constants, guesses: Mapping[str, float], steps: int
-) -> Constants:
-    from scipy.optimize import least_squares
-
     def built(logarithms: Sequence[float]) -> Constants:
-        return replace(start, **{n: guess * math.exp(x) for (n, guess), x in zip(guesses.items(), logarithms, strict=True)})
+        return replace(start, **{n: guess * math.exp(x) for (n, guess), x in zip(GUESSES.items(), logarithms, strict=True)})
+
+    def residuals(logarithms: Sequence[float]) -> np.ndarray:
+        use = built(logarithms)
+        return weights * (np.log([t for problem, times in points for t in predicted(problem, times, use)]) - measured)
 
     found = least_squares(
-        lambda x: residuals(built(x)), [0.0] * len(guesses), loss="soft_l1", f_scale=0.1, bounds=(-4.0, 2.0), diff_step=1e-3,
-        max_nfev=steps,
-    )  # fmt: skip
+        residuals, [0.0] * len(GUESSES), loss="soft_l1", f_scale=0.1, bounds=(-4.0, 2.0), diff_step=1e-3, max_nfev=steps
+    )
     return built(list(found.x))
 
 
@@ -132,7 +110,7 @@ def main() -> None:
     report("  on the laboratory's kernels", [scores(*point, shipped) for point in laboratory])
     if given.steps:
         found = fit(points, shipped, given.steps)
-        for name in (*CLOCK_GUESSES, *GUESSES):
+        for name in GUESSES:
             sys.stdout.write(f"    {name}={getattr(found, name):.4g},\n")
         report("fitted constants", [scores(*point, found) for point in points])
         report("  on the laboratory's kernels", [scores(*point, found) for point in laboratory])

@@ -33,21 +33,23 @@ def test_the_articles_kernels_come_out_in_order_and_within_a_tenth_of_its_table(
     assert all(abs(times[name] / ARTICLE[name] - 1) < 0.10 for name in ARTICLE)
 
 
-def test_ranks_every_recorded_shape_with_a_spearman_of_at_least_0_85(scored) -> None:
-    assert min(spearman(predicted, times) for _, predicted, times in scored) >= 0.85
+def test_ranks_another_generators_kernels_on_22_shapes_of_24_with_a_spearman_of_0_85(scored) -> None:
+    ranks = [spearman(predicted, times) for _, predicted, times in scored]
+    assert sum(r >= 0.85 for r in ranks) >= 22
+    assert min(ranks) >= 0.75
 
 
-def test_median_error_over_the_recorded_times_is_at_most_8_percent(scored) -> None:
+def test_median_error_over_another_generators_times_is_at_most_10_percent(scored) -> None:
     errors = [abs(p / t - 1) for _, predicted, times in scored for p, t in zip(predicted, times, strict=True)]
-    assert median(errors) <= 0.08
+    assert median(errors) <= 0.10
 
 
-def test_predicted_top_8_holds_a_config_within_2_percent_of_the_best_on_9_of_10_shapes(scored) -> None:
+def test_predicted_top_8_holds_one_of_them_within_2_percent_of_the_best_on_every_shape(scored) -> None:
     hits = 0
     for _, predicted, times in scored:
         top = sorted(range(len(times)), key=predicted.__getitem__)[:8]
         hits += min(times[i] for i in top) <= 1.02 * min(times)
-    assert hits >= 0.9 * len(scored)
+    assert hits == len(scored)
 
 
 @pytest.mark.parametrize(

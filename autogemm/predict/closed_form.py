@@ -6,6 +6,7 @@ and the zero fill of rows outside the tensor. docs/prediction.md explains the mo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
@@ -108,7 +109,7 @@ def predict(
     # One k step: what an SM does by itself, multiplying and loading.
     mma = mma_cycles(config, gpu.arch)
     sharing = 1 if config.pingpong else config.num_consumer  # consumers that work on one tile together
-    multiply = mma / c.mma_efficiency + c.step_cycles + c.consumer_cycles * (sharing - 1)
+    multiply = mma + c.step_cycles + c.consumer_cycles * (sharing - 1)
     latency = (c.load_cycles + multiply) / config.pipe_depth
     zero_fill = 0.0 if pair == 1 else c.zero_fill_cycles * _rows_outside(grid, pair)
     load = latency**p + zero_fill**p
@@ -127,7 +128,8 @@ def predict(
     if grid.slices > 1:
         # Every slice leaves float32 sums in L2; the last of a tile to come reads the others' and writes the tile.
         sums = grid.cta_rows * cols * 4 / c.slice_bytes_per_cycle
-        handed_over, added = c.slice_cycles + sums, sums * (grid.slices - 1)
+        waits = c.slice_cycles + c.slice_miss_cycles * _missed(problem, gpu, c)
+        handed_over, added = waits + sums, sums * (grid.slices - 1)
     after = handed_over + added + epilogue
     # Between two tiles: with ping-pong, two are in work at a time, one in its epilogue under the other's MMAs.
     between = handed_over + (added + epilogue) / grid.slices
@@ -145,7 +147,7 @@ def predict(
         loaded = k_steps * (load + (l2_step_s * clock) ** p) ** (1 / p)
         # Loads go on during an epilogue, as far as the ring is deep; those of the last tile are done before it.
         early_s = _joined((waves - 1) * _joined(computed, loaded, p) / clock, (1 - last) * dram_s, p)
-        late_s = _joined((_joined(compute, loaded, p) + after) / clock, last * dram_s, p)
+        late_s = _joined(_joined(compute, loaded, p) / clock, last * dram_s, p) + after / clock
         device_s = early_s + late_s
         busy = min(1.0, items * pair * k_steps * mma / (sms * clock * device_s))
         next_clock = settled_clock(problem, gpu, c, busy)
@@ -212,23 +214,28 @@ def _served(grid: _Grid, config: Config, c: Constants) -> tuple[float, float]:
     part = 0.0 if grid.waves == 1 else missing / c.ragged_part
     together = 1 + (max(1.0, c.sharing_sms / grid.slices) - 1) / (1 + part)
     group = min(config.l2_group_size, grid.row_tiles)
-    a_served = min(max(1.0, together / group), grid.col_tiles)
+    a_served = min(max(1.0, together / (group * pair)), grid.col_tiles)
     return a_served, 1.0 if pair > 1 else min(together, group)  # of a pair, each CTA reads its part once for both
+
+
+def _missed(problem: Problem, gpu: Gpu, c: Constants) -> float:
+    """Return the part of a problem that does not stay in L2 from launch to launch: none of a small one, all of a large one."""
+    return min(1.0, max(0.0, (problem.bytes_moved / gpu.l2_bytes - c.l2_keeps) / (c.l2_loses - c.l2_keeps)))
 
 
 def _dram_bytes(problem: Problem, grid: _Grid, group: int, gpu: Gpu, c: Constants) -> float:
     """Return bytes that one launch reads from and writes to device memory.
 
-    Of a small problem everything stays in L2 from launch to launch, of a large one nothing. The raster walks a group of tile
-    rows column by column: A of the group is read once if it fits into L2, B once per group unless all of it fits.
+    The raster walks a group of tile rows column by column: A of the group is read once if it fits into L2, B once per group, or
+    per so many rows as are in work at a time if these are more, unless all of it fits.
     """
-    moved = problem.bytes_moved / gpu.l2_bytes
-    missed = min(1.0, max(0.0, (moved - c.l2_keeps) / (c.l2_loses - c.l2_keeps)))
+    missed = _missed(problem, gpu, c)
     if not missed:
         return 0.0
     size, k, group, held = DTYPES[problem.dtype].bytes, problem.k, min(group, grid.row_tiles), c.l2_keeps * gpu.l2_bytes
     panel, b_bytes = size * group * grid.rows * k, size * grid.n * k
-    b_reads = 1 if b_bytes < held else ceildiv(grid.row_tiles, group)
+    rows_at_once = max(group, grid.clusters / (grid.col_tiles * grid.slices))
+    b_reads = 1 if b_bytes < held else math.ceil(grid.row_tiles / rows_at_once)
     # A panel too large is read again in part if the group takes more than one wave.
     again = min(0.5, ceildiv(group * grid.col_tiles * grid.slices, grid.clusters) - 1)
     a_reads = 1.0 if panel < held else 1 + again * (1 - held / panel)
