@@ -150,7 +150,7 @@ def predict(
         late_s = _joined(_joined(compute, loaded, p) / clock, last * dram_s, p) + after / clock
         device_s = early_s + late_s
         busy = min(1.0, items * pair * k_steps * mma / (sms * clock * device_s))
-        next_clock = settled_clock(problem, gpu, c, busy)
+        next_clock = _settled_clock(problem, gpu, c, busy)
     launch_s = c.launch_s + (c.cluster_launch_s if pair > 1 else 0.0)
     return Prediction(
         time_s=device_s + launch_s,
@@ -175,7 +175,7 @@ def predict(
     )
 
 
-def settled_clock(problem: Problem, gpu: Gpu, use: Constants, busy: float) -> float:
+def _settled_clock(problem: Problem, gpu: Gpu, use: Constants, busy: float) -> float:
     """Return the SM clock in Hz that the power limit leaves while ``busy`` of the tensor cores' cycles are used."""
     work = float((max(problem.flops, 1e9) / 1e12) ** -use.clock_per_work)
     return min(gpu.max_clock_hz, use.full_load_clock_hz * work * float(max(busy, 0.05) ** -use.clock_per_utilization))

@@ -21,7 +21,9 @@ class CostTable:
     """Latencies in SM cycles and rates in bytes (or FLOPs) per SM cycle.
 
     Attributes:
-        clock_hz: SM clock that turns cycles into seconds; a separate factor, never part of a cost.
+        clock_hz: SM clock that turns cycles into seconds, at 1 TFLOP of work and full load; a separate factor, never part of a
+            cost. It changes with (FLOPs / 1e12)**-clock_per_work.
+        full_load: part of the tensor cores' cycles in use below which it rises, since power grows as utilization * clock**3.
         launch: kernel launch to first instruction.
         tma_issue, tma_latency: issue slot; issue to complete_tx with a hit in L2, without the transfer itself.
         dram_latency: added for a box that is not in L2.
@@ -40,6 +42,8 @@ class CostTable:
     """
 
     clock_hz: float
+    clock_per_work: float
+    full_load: float
     launch: float
     tma_issue: float
     tma_latency: float
@@ -69,14 +73,21 @@ class CostTable:
         fixed, column = self.mma_least[ctas - 1]
         return max(2.0 * rows * columns * depth / self.mma_flops, (fixed + column * columns) * depth / _MMA_K)
 
+    def settled_clock_hz(self, flops: int, busy: float, most_hz: float) -> float:
+        """Return the SM clock that the power limit leaves for so much work, at ``busy`` of the tensor cores' cycles."""
+        work = float((max(flops, 1e9) / 1e12) ** -self.clock_per_work)
+        return min(most_hz, self.clock_hz * work * float(max(1.0, self.full_load / max(busy, 0.05)) ** (1 / 3)))
+
     def share(self, part: float) -> CostTable:
         """Return the table for a run of ``part`` of the clusters: bandwidth that all SMs share is scaled by it."""
         return replace(self, l2_bw=self.l2_bw * part, dram_bw=self.dram_bw * part)
 
 
 _B200: Final = CostTable(
-    clock_hz=1.58e9,  # at full load (predict/constants.py); simulate/predict.py refines it by utilization
-    launch=3000,  # REC: 1.9 us kernel to kernel
+    clock_hz=1.40e9,  # this and the next two as in predict/constants.py
+    clock_per_work=0.022,
+    full_load=1,
+    launch=3000,  # 1.9 us kernel to kernel, as recorded on an H200 without overlapping launches
     tma_issue=20,  # ASSUMED
     # SA: one CTA's main loop of 128x128 stages of 128 bytes of K, 2 to 6 stages deep. Over 32 MB of 8-bit operands it reaches
     # 9.68, 14.5, 18.9, 19.8 and 19.8 TFLOP/s: from L2. Over 64 MB of 16-bit ones it reaches 3.69, 5.46, 7.16, 8.74 and 10.0:
@@ -86,7 +97,7 @@ _B200: Final = CostTable(
     sm_in_bw=79,  # SA: what the first of the two takes in once latency is covered
     sm_out_bw=64,  # ASSUMED: half of that
     l2_bw=11_800,  # SA: what their loop moved at 6 stages on 148 SMs, still without a knee
-    dram_bw=3560,  # DERIVED: 8 TB/s, of which REC reaches 0.70, at 1.58 GHz
+    dram_bw=4557,  # DERIVED: 8 TB/s, of which FV reaches 0.90, at 1.58 GHz
     mma_flops=8192,  # SA: 128 cycles for 128x256x16
     mma_latency=136,  # SA: latency less interval of 128x128 and 128x256 (256-row pairs: 170)
     mma_issue=12,  # SA: overhead of a commit per MMA
@@ -105,13 +116,15 @@ _B200: Final = CostTable(
 
 _H200: Final = replace(
     _B200,
-    clock_hz=1.5e9,
-    launch=2800,  # REC: 1.9 us
+    clock_hz=1.26e9,  # this and the next two REC, with the exponent 1/3 in place of the fitted one
+    clock_per_work=0.039,
+    full_load=0.6,
+    launch=1870,  # REC: 0.94 us, overlapping launches
     tma_latency=650,  # HP: TMA adds 170 cycles to a load from L2 of 258 to 414
     dram_latency=347,  # HP: 479 to 744 cycles to device memory against 263 to L2
     sm_in_bw=64,  # HP: 64 B per SM and clock from L2
     l2_bw=8000,  # between HP's 4472 and what REC allows; 57 recorded points rank best from 8000 on
-    dram_bw=2250,  # DERIVED: 4.8 TB/s, of which REC reaches 0.70, at 1.5 GHz
+    dram_bw=2880,  # DERIVED: 4.8 TB/s, of which FV reaches 0.90, at 1.5 GHz
     mma_flops=4096,  # HP: 128 cycles for m64n256k16
     mma_latency=60,  # ASSUMED
     mma_least=((16, 0.25), (16, 0.25)),  # HP and FV: 32 cycles for m64n64k16, 18.9 for m64n8k16
@@ -121,7 +134,7 @@ _H200: Final = replace(
 COSTS: Final[dict[str, CostTable]] = {
     "nvidia-b200": _B200,
     "nvidia-h200": _H200,
-    "nvidia-h100": replace(_H200, dram_bw=1570),  # DERIVED: 3.35 TB/s
+    "nvidia-h100": replace(_H200, dram_bw=2010),  # DERIVED: 3.35 TB/s
 }
 
 

@@ -16,8 +16,7 @@ from ..arch import arch as lookup_arch
 from ..config import Config
 from ..constraints import require_legal
 from ..errors import InputError
-from ..predict.closed_form import device_memory_part, settled_clock
-from ..predict.constants import constants
+from ..predict.closed_form import device_memory_part
 from ..problem import Problem
 from ..resources import geometry
 from ..results import Prediction
@@ -67,7 +66,7 @@ def predict(problem: Problem, config: Config, gpu: Gpu, *, sm_count: int | None 
         total = _continued(base, more_tiles, more_steps, waves - tiles, further)
     part = plan.clusters * plan.ctas / plan.sms * plan.tiles / (plan.clusters * waves)
     busy = {name: min(1.0, value / (plan.ctas * total.cycles) * part) for name, value in total.busy.items()}
-    clock = settled_clock(problem, gpu, constants(gpu), busy["tensor core"])
+    clock = plan.costs.settled_clock_hz(problem.flops, busy["tensor core"], gpu.max_clock_hz)
     return Prediction(
         time_s=total.cycles / clock,
         model=MODEL,
@@ -101,7 +100,7 @@ def record(problem: Problem, config: Config, gpu: Gpu, *, sm_count: int | None =
     return Recording(
         name=name or config.id,
         slices=tuple(_with_work([s for s in machine.slices if titles.get(s.track, s.track)])),
-        clock_hz=settled_clock(problem, gpu, constants(gpu), busy),
+        clock_hz=plan.costs.settled_clock_hz(problem.flops, busy, gpu.max_clock_hz),
         cycles=machine.now,
         titles={track: title for track, title in titles.items() if title},
     )
