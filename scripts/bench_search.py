@@ -2,7 +2,7 @@
 
 Usage: python scripts/bench_search.py --studies DIR [--recording landscape|sweep] [--seeds 8] [--noise 0.004]
            [--json FILE] [--plot FILE.html]
-Replays times recorded on one H200 (tests/landscape.py: 66 Configs x 24 shapes, or 112 kernels x 21) with noise; needs no GPU. See
+Replays times recorded on one H200 (tests/landscape.py: 66 Configs x 24 shapes, or 112 kernels x 21) with noise; no GPU. See
 docs/search.md.
 """
 
