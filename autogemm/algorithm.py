@@ -13,6 +13,10 @@ DATA_BYTES: Final = 64
 _HEX: Final = re.compile(rf"[0-9a-f]{{{2 * DATA_BYTES}}}")
 # Far above what a search may ask for (WORKSPACE_BYTES in measure/cublaslt.py); a row that needs more was not made by one.
 MAX_WORKSPACE_BYTES: Final = 1 << 30
+_ATTRIBUTES: Final = (
+    "algo_id", "tile_id", "stages_id", "split_k", "reduction_scheme", "cluster_shape_id", "inner_shape_id", "cta_swizzling",
+    "custom_option",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,8 +59,12 @@ class Algorithm:
                 f"a cuBLASLt algorithm's workspace must be 0 to {MAX_WORKSPACE_BYTES} bytes, got {self.workspace_bytes}; "
                 "tune the shape again"
             )
-        if self.version < 1:
-            raise InputError(f"a cuBLASLt version is a positive number such as 130100, got {self.version}")
+        if not 1 <= self.version < 1 << 31:
+            raise InputError(f"a cuBLASLt version is a positive number such as 130100, got {str(self.version)[:20]}")
+        for name in _ATTRIBUTES:
+            value = getattr(self, name)
+            if not 0 <= value < 1 << 31:
+                raise InputError(f"a cuBLASLt algorithm's {name} must be 0 to {(1 << 31) - 1}, got {str(value)[:20]}")
 
     @property
     def name(self) -> str:

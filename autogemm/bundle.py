@@ -148,7 +148,7 @@ def load_bundle(path: Path | str, *, sha256: str | None = None, install: bool = 
         raise InputError(f"bundle {path} has identity {digest[:12]}, expected {sha256[:12]}; fetch it again from its origin")
     document = _parse(index, path)
     _verify(document, files, path)
-    rows = tuple(Row.from_json(entry) for entry in document["rows"])
+    rows = _rows_in(document, path)
     binaries = tuple(
         Binary.from_json(_json(files[name], path), files[str(PurePosixPath(name).with_suffix(".cubin"))], f"{path}: {name}")
         for name in sorted(files)
@@ -316,13 +316,28 @@ def _read_files(path: Path) -> dict[str, bytes]:
 
 def _parse(index: bytes, path: Path | str) -> dict[str, Any]:
     document = _json(index, path)
-    if not isinstance(document, dict) or not isinstance(document.get("schema"), int):
+    if not isinstance(document, dict) or type(document.get("schema")) is not int or document["schema"] < 1:
         raise InputError(f"{path} is no bundle: {INDEX} has no schema number")
     if document["schema"] > SCHEMA:
         raise InputError(f"bundle {path} has schema {document['schema']}, newer than {SCHEMA}; upgrade autogemm")
     if set(document) != {"schema", "autogemm", "rows", "files", "sha256"} or document["sha256"] != _self_hash(document):
         raise InputError(f"bundle {path} was changed after it was made: {INDEX} does not match its own hash")
+    if not isinstance(document["rows"], list) or not isinstance(document["files"], dict):
+        raise InputError(f"bundle {path} is damaged: rows must be a list and files an object; make it anew")
     return document
+
+
+def _rows_in(document: Mapping[str, Any], path: Path | str) -> tuple[Row, ...]:
+    rows: dict[Key, Row] = {}
+    for number, entry in enumerate(document["rows"]):
+        try:
+            row = Row.from_json(entry)
+        except InputError as error:
+            raise InputError(f"bundle {path}, row {number}: {error}") from error
+        if row.key in rows:
+            raise InputError(f"bundle {path} holds two rows for {row.key}; make it anew")
+        rows[row.key] = row
+    return tuple(rows.values())
 
 
 def _json(content: bytes, path: Path | str) -> Any:

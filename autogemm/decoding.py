@@ -54,9 +54,13 @@ def _decode(hint: Any, value: Any, where: str) -> Any:
     if origin is dict and isinstance(value, Mapping):
         return {str(name): _decode(args[1], item, f"{where}.{name}") for name, item in value.items()}
     if hint is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not math.isfinite(value):
-            raise InputError(f"{where} must be finite, got {value!r}")
-        return float(value)
+        try:
+            number = float(value)
+        except OverflowError:  # an integer of more digits than a float has room for
+            number = math.inf
+        if not math.isfinite(number):
+            raise InputError(f"{where} must be finite, got {str(value)[:60]}")
+        return number
     if hint in (int, str, bool) and type(value) is hint:
         return value
     raise InputError(f"{where} has the wrong type: {str(value)[:60]!r}")

@@ -9,7 +9,7 @@ import math
 import re
 import statistics
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final, Literal
 
@@ -33,6 +33,10 @@ ALGORITHM_MARGIN: Final = 0.003
 
 # Samples are kept to this many significant digits: 0.05 % at worst, below the resolution of a timing, a third of the text.
 SIGNIFICANT_DIGITS: Final = 4
+# What a sample may be: from about a clock cycle to hours. Outside, ratios of samples overflow, and nothing was measured anyway.
+LEAST_TIME_S: Final = 1e-9
+LONGEST_TIME_S: Final = 1e4
+MAX_TRIED: Final = 10_000
 
 _SLUG: Final = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
@@ -374,7 +378,7 @@ class Row:
         Raises:
             InputError: newer schema, unknown, missing or ill-typed field, or a choice its samples do not support.
         """
-        if not isinstance(document, dict) or not isinstance(document.get("schema"), int):
+        if not isinstance(document, dict) or type(document.get("schema")) is not int or document["schema"] < 1:
             raise InputError("not a row: no schema number")
         if document["schema"] > SCHEMA:
             raise InputError(f"row schema {document['schema']} is newer than {SCHEMA}; upgrade autogemm")
@@ -437,8 +441,7 @@ def _require_samples(samples: Samples) -> None:
         raise InputError(
             f"paired samples need equal, positive counts, got {len(samples.kernel_s)} and {len(samples.baseline_s)}"
         )
-    if not all(math.isfinite(t) and t > 0 for t in (*samples.kernel_s, *samples.baseline_s)):
-        raise InputError("a measured time must be positive and finite")
+    _require_times((*samples.kernel_s, *samples.baseline_s))
 
 
 def _require_beside(record: CublasLtRecord, measurement: Measurement) -> None:
@@ -449,10 +452,21 @@ def _require_beside(record: CublasLtRecord, measurement: Measurement) -> None:
         if samples is None or len(times) != len(samples.baseline_s):
             count = 0 if samples is None else len(samples.baseline_s)
             raise InputError(f"cublaslt has {len(times)} {name} samples beside the kernel's {count}; rounds must be the same")
-        if not all(math.isfinite(t) and t > 0 for t in times):
-            raise InputError("a measured time must be positive and finite")
-    if record.tried < 1:
-        raise InputError(f"cublaslt.tried must be at least 1, got {record.tried}")
+        _require_times(times)
+    if not 1 <= record.tried <= MAX_TRIED:
+        raise InputError(f"cublaslt.tried must be 1 to {MAX_TRIED}, got {str(record.tried)[:20]}")
+    _require_errors(record.relative_error)
+
+
+def _require_times(times: Iterable[float]) -> None:
+    wrong = next((t for t in times if not LEAST_TIME_S <= t <= LONGEST_TIME_S), None)
+    if wrong is not None:
+        raise InputError(f"a measured time must be {LEAST_TIME_S:g} to {LONGEST_TIME_S:g} s, got {wrong!r}")
+
+
+def _require_errors(errors: Mapping[str, float]) -> None:
+    if "kernel" not in errors or not all(math.isfinite(e) and e >= 0 for e in errors.values()):
+        raise InputError(f"relative_error must hold the kernel's, and none below 0, got {dict(errors)!r}")
 
 
 def _rounded(values: Sequence[float]) -> tuple[float, ...]:

@@ -93,5 +93,7 @@ def render(text: str, document: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2 or not Path(sys.argv[1]).is_file():
+        sys.exit(str(__doc__))
     data = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     DOCUMENT.write_text(render(DOCUMENT.read_text(encoding="utf-8"), data), encoding="utf-8")

@@ -15,6 +15,7 @@ import pytest
 from cublaslt_fakes import algorithm_of
 from dispatch_fakes import CONFIG, H200, SKINNY, FakeMachine, binary_of, dispatcher_of, measured, operands, with_algorithm
 
+import autogemm.bundle as bundle_module
 import autogemm.dispatch as dispatch
 from autogemm.bundle import BundleReport, load_bundle, make_bundle
 from autogemm.database import Database
@@ -197,6 +198,24 @@ def test_what_is_no_bundle_or_of_a_newer_schema_is_one_clear_error(database: Dat
     (path / "bundle.json").write_text(json.dumps({**index, "schema": 2}))
     with pytest.raises(InputError, match="newer than 1; upgrade autogemm"):
         load_bundle(path)
+
+
+def test_an_index_that_matches_its_own_hash_is_still_read_with_care(database: Database, tmp_path: Path) -> None:
+    path = make(database, tmp_path / "bundle").path
+    index = json.loads((path / "bundle.json").read_bytes())
+    broken = {**index["rows"][0], "status": "guessed"}
+    for change, message in (
+        ({"rows": None}, "rows must be a list and files an object"),
+        ({"files": None}, "rows must be a list and files an object"),
+        ({"schema": True}, "has no schema number"),
+        ({"rows": [index["rows"][0]] * 2}, "holds two rows for"),
+        ({"rows": [*index["rows"], broken]}, f"bundle, row {len(index['rows'])}: row status must be measured or predicted"),
+    ):
+        document = {**index, **change}
+        document["sha256"] = bundle_module._self_hash(document)
+        (path / "bundle.json").write_text(json.dumps(document))
+        with pytest.raises(InputError, match=message):
+            load_bundle(path, install=False)
 
 
 def test_nothing_is_overwritten_and_nothing_is_left_behind(database: Database, tmp_path: Path) -> None:

@@ -146,8 +146,16 @@ def test_an_algorithm_that_is_left_out_or_damaged_is_one_clear_error() -> None:
         ({"algorithm": {**held["algorithm"], "data": "00"}}, "128 hex digits, got 2 characters"),
         ({"algorithm": {**held["algorithm"], "tile_id": "20"}}, "cublaslt.algorithm.tile_id has the wrong type"),
         ({"warm_s": held["warm_s"][:2]}, "cublaslt has 2 warm samples beside the kernel's 3"),
-        ({"warm_s": [0.0, 1.0, 1.0]}, "positive and finite"),
-        ({"tried": 0}, "tried must be at least 1"),
+        ({"warm_s": [0.0, 1.0, 1.0]}, "a measured time must be 1e-09 to 10000 s, got 0.0"),
+        ({"warm_s": [1e-320] * 3}, "a measured time must be 1e-09 to 10000 s, got 1e-320"),  # its ratios would overflow
+        ({"warm_s": [10**400] * 3}, r"cublaslt.warm_s\[0\] must be finite, got 1000"),
+        ({"tried": 0}, "tried must be 1 to 10000, got 0"),
+        ({"tried": 10**30}, "tried must be 1 to 10000, got 1000"),
+        ({"relative_error": {}}, "relative_error must hold the kernel's"),
+        ({"relative_error": {"kernel": -1.0}}, "relative_error must hold the kernel's, and none below 0"),
+        ({"algorithm": {**held["algorithm"], "tile_id": -1}}, "tile_id must be 0 to 2147483647, got -1"),
+        ({"algorithm": {**held["algorithm"], "custom_option": 10**30}}, "custom_option must be 0 to"),
+        ({"algorithm": {**held["algorithm"], "version": 10**30}}, "a cuBLASLt version is a positive number"),
         ({"surprise": 1}, "cublaslt has unknown surprise"),
     ):
         with pytest.raises(InputError, match=message):
@@ -227,6 +235,12 @@ def test_a_newer_schema_is_named() -> None:
     document["schema"] = 99
     with pytest.raises(InputError, match="schema 99 is newer than 1; upgrade"):
         Row.from_json(document)
+
+
+@pytest.mark.parametrize("schema", [True, 0, -1, "1", None])
+def test_a_row_without_a_schema_number_is_refused(schema: object) -> None:
+    with pytest.raises(InputError, match="no schema number"):
+        Row.from_json({**predicted_row().to_json(), "schema": schema})
 
 
 def test_every_field_of_the_key_separates_questions() -> None:

@@ -236,6 +236,22 @@ def test_a_valid_row_is_not_tuned_again_and_a_stale_one_is(tmp_path: Path, candi
     assert len(other_driver.bench.admitted) == len(entrants_of(problem))
 
 
+def test_what_another_model_predicted_is_not_taken_for_the_present_ones(
+    tmp_path: Path, candidates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def finished_before() -> int:
+        events: list[Event] = []
+        options = Options(space=space_of(CONFIGS[:20]), candidates=candidates)
+        with Tuner(H200, evaluator="model", db=Database(tmp_path / "db"), options=options) as tuner:
+            tuner.tune(PROBLEM, None, events.append)
+        return int(next(event for event in events if isinstance(event, Planned)).finished)
+
+    assert finished_before() == 0
+    assert finished_before() > 0
+    monkeypatch.setattr("autogemm.search.tune.model_hash", lambda: "as if a constant had changed")
+    assert finished_before() == 0
+
+
 def test_a_new_knob_value_times_only_what_is_new(tmp_path: Path, candidates: Path) -> None:
     problem, times = times_of(2)
     some = write_candidates(tmp_path / "some", CONFIGS[:40])

@@ -35,7 +35,9 @@ def bench(
     ] = "cublas",
     gpu: Annotated[int, typer.Option("--gpu", min=0, metavar="I", help="GPU to measure on.")] = 0,
     rounds: Annotated[int, typer.Option("--rounds", min=3, metavar="N", help="Interleaved rounds per shape.")] = 21,
-    energy: Annotated[float, typer.Option("--energy", metavar="S", help="Seconds per kernel to count joules; 0: none.")] = 0.0,
+    energy: Annotated[
+        float, typer.Option("--energy", min=0.0, max=600.0, metavar="S", help="Seconds per kernel to count joules; 0: none.")
+    ] = 0.0,
     warm_up: options.WarmUpOption = 0.0,
     out: Annotated[Path | None, typer.Option("--out", metavar="FILE.json", help="Write every sample to this file.")] = None,
     db: options.DbOption = None,

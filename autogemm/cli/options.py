@@ -37,7 +37,8 @@ DbOption = Annotated[
     typer.Option("--db", metavar="DIR", help="Database folder. Default: AUTOGEMM_DB, else the rows that ship with autogemm."),
 ]
 WarmUpOption = Annotated[
-    float, typer.Option("--warm-up", min=0.0, metavar="S", help="Seconds to keep the GPU busy first, as in sustained use.")
+    float,
+    typer.Option("--warm-up", min=0.0, max=600.0, metavar="S", help="Seconds to keep the GPU busy first, as in sustained use."),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document to stdout instead of text.")]
 SetOption = Annotated[

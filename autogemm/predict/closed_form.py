@@ -6,8 +6,11 @@ and the zero fill of rows outside the tensor. docs/prediction.md explains the mo
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
 from typing import Final, NamedTuple
 
 from ..arch import Gpu
@@ -20,6 +23,7 @@ from ..results import Prediction
 from .constants import Constants, constants
 
 MODEL: Final = "closed-form-2"
+_FOLDER: Final = Path(__file__).resolve().parent
 _MMA_K: Final = 16  # K of one 16-bit MMA on both archs (PTX ISA)
 
 
@@ -173,6 +177,15 @@ def predict(
             "sms": items / (waves * (sms // pair)),
         },
     )
+
+
+@lru_cache(maxsize=1)
+def model_hash() -> str:
+    """Return the content hash of the model: of its formulas, its constants and what it knows of GPUs."""
+    digest = hashlib.sha256()
+    for file in (*sorted(_FOLDER.glob("*.py")), _FOLDER.parent / "arch.py", _FOLDER.parent / "resources.py"):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def _settled_clock(problem: Problem, gpu: Gpu, use: Constants, busy: float) -> float:

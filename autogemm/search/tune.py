@@ -22,7 +22,7 @@ from ..database import Database
 from ..device import Device
 from ..errors import CompileError, DatabaseError, IllegalConfig, InputError, MissingDependency
 from ..kernel_store import keep
-from ..predict.closed_form import MODEL
+from ..predict.closed_form import model_hash
 from ..problem import Problem
 from ..record import Key, Provenance, Row
 from ..results import Measurement, Prediction
@@ -297,7 +297,7 @@ class Tuner:
     def _study_name(self, key: Key, sampler: Sampler, axes: Axes | None) -> str:
         """Return a name that changes with everything on which the value of a finished trial depends."""
         parts: list[object] = [*self.supply(key.dtype_a).origin, sampler]
-        parts.append(self.device.driver if self.kind == "device" else MODEL)
+        parts.append(self.device.driver if self.kind == "device" else model_hash())
         parts.append(simulator_hash() if self.options.check else "unchecked")
         parts.append(sorted(c.id for c in axes.members) if axes is not None else "")
         digest = hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
