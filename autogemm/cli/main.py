@@ -47,12 +47,23 @@ class _Commands(typer.core.TyperGroup):
         except _UsageError as problem:
             path = problem.ctx.command_path if problem.ctx is not None else "autogemm"
             text = " ".join(problem.format_message().split()).rstrip(".")
-            render.error(InputError(f"{text}; see: {path} --help"))
+            render.error(InputError(f"{text}{_got(problem, given)}; see: {path} --help"))
             status = BAD_INPUT
         except InputError as problem:  # From --version, which is no command.
             render.error(problem)
             status = BAD_INPUT
         sys.exit(status if given else BAD_INPUT)
+
+
+def _got(problem: Any, given: Sequence[str]) -> str:
+    """Return ``, got VALUE`` for a refused value of an option, read from the command line; empty if there was none."""
+    names = getattr(getattr(problem, "param", None), "opts", ())
+    for name, value in zip(given, [*given[1:], ""], strict=True):
+        if name in names and value:
+            return f", got {value!r}"
+        if "=" in name and name.split("=", 1)[0] in names:
+            return f", got {name.split('=', 1)[1]!r}"
+    return ""
 
 
 app = typer.Typer(
