@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 from .errors import InputError
@@ -13,10 +13,6 @@ DATA_BYTES: Final = 64
 _HEX: Final = re.compile(rf"[0-9a-f]{{{2 * DATA_BYTES}}}")
 # Far above what a search may ask for (WORKSPACE_BYTES in measure/cublaslt.py); a row that needs more was not made by one.
 MAX_WORKSPACE_BYTES: Final = 1 << 30
-_ATTRIBUTES: Final = (
-    "algo_id", "tile_id", "stages_id", "split_k", "reduction_scheme", "cluster_shape_id", "inner_shape_id", "cta_swizzling",
-    "custom_option",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,10 +57,10 @@ class Algorithm:
             )
         if not 1 <= self.version < 1 << 31:
             raise InputError(f"a cuBLASLt version is a positive number such as 130100, got {str(self.version)[:20]}")
-        for name in _ATTRIBUTES:
-            value = getattr(self, name)
-            if not 0 <= value < 1 << 31:
-                raise InputError(f"a cuBLASLt algorithm's {name} must be 0 to {(1 << 31) - 1}, got {str(value)[:20]}")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, int) and not 0 <= value < 1 << 31:
+                raise InputError(f"a cuBLASLt algorithm's {field.name} must be 0 to {(1 << 31) - 1}, got {str(value)[:20]}")
 
     @property
     def name(self) -> str:

@@ -344,7 +344,7 @@ def _from_exact(
 
 
 def _measured(row: Row, choice: Choice) -> str:
-    return f"measured {row.ratio(choice):.3f} ± {row.spread(choice):.3f} x cuBLAS"
+    return f"measured {row.ratio_text(choice)} x cuBLAS"
 
 
 def _refusal(row: Row, problem: Problem, budget: int) -> str:

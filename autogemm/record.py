@@ -272,6 +272,11 @@ class Row:
             return self.evidence.time_s
         return statistics.median(self.evidence.warm.kernel_s)
 
+    def ratio_text(self, of: Choice = "autogemm") -> str:
+        """Return ``ratio`` with its spread, for people; a dash where not measured."""
+        ratio, spread = self.ratio(of), self.spread(of)
+        return "-" if ratio is None or spread is None else f"{ratio:.3f} ± {spread:.3f}"
+
     def ratio(self, of: Choice = "autogemm", *, cold: bool = False) -> float | None:
         """Return the median paired baseline/kernel time ratio (above 1: faster than cuBLAS); None where not measured.
 

@@ -89,7 +89,7 @@ def _rows_section(rows: Sequence[Row]) -> str:
             [
                 row.key.problem.shape, row.key.dtype, f"{row.key.gpu} ({row.key.sm_count})", f"<code>{row.config.id}</code>",
                 f'<span class="{row.status}">{row.status}</span>', _us(row.time_s), rate, baseline,
-                _against(row, "autogemm"), _against(row, "cublaslt"),
+                row.ratio_text(), row.ratio_text("cublaslt"),
                 "-" if row.race is None else str(len(row.race.tied)), regret, html.escape(what), row.provenance.date[:10],
             ]
         )  # fmt: skip
@@ -101,11 +101,6 @@ def _rows_section(rows: Sequence[Row]) -> str:
         "algorithms. Tied: configs not separated from the fastest."
     )
     return f"<h2>Rows</h2><p class='note'>{note}</p>" + _table(head, lines, numeric={5, 6, 7, 8, 9, 10, 11})
-
-
-def _against(row: Row, choice: Choice) -> str:
-    ratio, spread = row.ratio(choice), row.spread(choice)
-    return "-" if ratio is None or spread is None else f"{ratio:.3f} ± {spread:.3f}"
 
 
 def _ratio_section(rows: Sequence[Row]) -> str:

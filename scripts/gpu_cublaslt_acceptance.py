@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from gpu_dispatch_acceptance import DEVICE, batches, matrix, summary, wrong
+from gpu_dispatch_acceptance import DEVICE, batches, matrix, run_sections, wrong
 
 SHAPES = (
     (16, 4096, 7168), (8, 6144, 4096), (128, 2112, 7168), (64, 7168, 2048), (256, 4096, 14336), (1024, 1024, 1024),
@@ -65,27 +65,11 @@ def main() -> None:
     if options.child is not None:
         print(json.dumps({"use": use, "damage": damage}[options.child](options.db)))
         return
-    began, failed = time.monotonic(), []
     with tempfile.TemporaryDirectory() as folder:
         run = Run(options=options, folders={kind: Path(folder) / kind for kind in ("best", "workspace")})
-        for name, section in SECTIONS.items():
-            if name in options.skip.split(",") or time.monotonic() - began > options.seconds:
-                print(f"skipped {name}", flush=True)
-                continue
-            started = time.monotonic()
-            try:
-                result = section(run)
-                ok = bool(result.pop("ok"))
-            except Exception:
-                result, ok = {"error": traceback.format_exc()}, False
-                torch.cuda.synchronize()  # a sticky error ends the run here rather than blaming later sections
-            failed += [] if ok else [name]
-            run.results[name] = {"ok": ok, "seconds": round(time.monotonic() - started, 1), **result}
-            print(f"{'ok    ' if ok else 'FAILED'} {name:9s} {summary(run.results[name])}", flush=True)
-            if not ok:
-                print(*(f"       {fault}" for fault in result.get("wrong", ())), sep="\n", flush=True)
-            if options.json is not None:  # after each section, so that a crash costs one section
-                options.json.write_text(json.dumps({"failed": failed, **run.results}, indent=1, default=str) + "\n")
+        failed = run_sections(
+            SECTIONS, run, run.results, skip=options.skip.split(","), out=options.json, seconds=options.seconds
+        )
     sys.exit(1 if failed else 0)
 
 

@@ -11,6 +11,7 @@ import argparse
 import importlib.util
 import itertools
 import json
+import math
 import random
 import statistics
 import sys
@@ -19,7 +20,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,6 @@ class Run:
     device: int = 0
     shapes: list[tuple[int, int, int, str]] = field(default_factory=list)
     results: dict[str, Any] = field(default_factory=dict)
-    failed: list[str] = field(default_factory=list)
 
 
 def main() -> None:
@@ -83,23 +83,43 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     if run.options.bundle is not None:
         sys.meta_path.insert(0, Refuse())
-    for name, section in SECTIONS.items():
-        if name in run.options.skip.split(","):
+    failed = run_sections(SECTIONS, run, run.results, skip=run.options.skip.split(","), out=run.options.json)
+    sys.exit(1 if failed else 0)
+
+
+def run_sections(
+    sections: Mapping[str, Callable[[Any], dict[str, Any]]], run: Any, results: dict[str, Any], *, skip: Sequence[str],
+    out: Path | None, seconds: float = math.inf,
+) -> list[str]:  # fmt: skip
+    """Run ``sections`` in order, print a line of each and write all to ``out``; return the names of those that failed.
+
+    Args:
+        results: what each section found, filled as they end.
+        seconds: no new section begins after so long.
+    """
+    import torch
+
+    failed: list[str] = []
+    began = time.monotonic()
+    for name, section in sections.items():
+        if name in skip or time.monotonic() - began > seconds:
+            print(f"skipped {name}", flush=True)
             continue
-        began = time.monotonic()
+        started = time.monotonic()
         try:
             result = section(run)
             ok = bool(result.pop("ok"))
         except Exception:
             result, ok = {"error": traceback.format_exc()}, False
             torch.cuda.synchronize()  # a sticky error ends the run here rather than blaming later sections
+        failed += [] if ok else [name]
+        results[name] = {"ok": ok, "seconds": round(time.monotonic() - started, 1), **result}
+        print(f"{'ok    ' if ok else 'FAILED'} {name:12s} {summary(results[name])}", flush=True)
         if not ok:
-            run.failed.append(name)
-        run.results[name] = {"ok": ok, "seconds": round(time.monotonic() - began, 1), **result}
-        print(f"{'ok    ' if ok else 'FAILED'} {name:12s} {summary(run.results[name])}", flush=True)
-        if run.options.json is not None:  # after each section, so that a crash costs one section
-            run.options.json.write_text(json.dumps({"failed": run.failed, **run.results}, indent=1, default=str) + "\n")
-    sys.exit(1 if run.failed else 0)
+            print(*(f"       {fault}" for fault in result.get("wrong", ())), sep="\n", flush=True)
+        if out is not None:  # after each section, so that a crash costs one section
+            out.write_text(json.dumps({"failed": failed, **results}, indent=1, default=str) + "\n")
+    return failed
 
 
 def summary(result: dict[str, Any]) -> str:

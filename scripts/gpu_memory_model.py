@@ -257,6 +257,8 @@ def try_rules(folder: Path, items: list[str]) -> None:
 def _count(cuda: Any, check: Any, module: Any, e: Experiment, counts: Counts, tally: int, data: int) -> None:
     import ctypes
 
+    from autogemm.runtime.driver import launch_config
+
     words = (ctypes.c_ulonglong * 3)()
 
     def launch(entry: str, ctas: int, arguments: tuple[int, ...], types: tuple[Any, ...], *, cluster: int = 1,
@@ -265,23 +267,8 @@ def _count(cuda: Any, check: Any, module: Any, e: Experiment, counts: Counts, ta
         if smem:
             limit = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(cuda.cuFuncSetAttribute(function, limit, smem))
-        config = cuda.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = ctas, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = threads, 1, 1
-        config.sharedMemBytes = smem
-        attributes = []
-        if cluster > 1:
-            one = cuda.CUlaunchAttribute()
-            one.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            dims = one.value.clusterDim
-            dims.x, dims.y, dims.z = cluster, 1, 1
-            attributes.append(one)
-        if overlap:
-            one = cuda.CUlaunchAttribute()
-            one.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            one.value.programmaticStreamSerializationAllowed = 1
-            attributes.append(one)
-        config.attrs, config.numAttrs, config.hStream = attributes, len(attributes), stream
+        config = launch_config(cuda, ctas, threads, cluster, smem, programmatic=overlap)
+        config.hStream = stream
         check(cuda.cuLaunchKernelEx(config, function, (arguments, types), 0))
 
     stream = check(cuda.cuStreamCreate(0))  # ordered with copies and fills, which are on the default stream

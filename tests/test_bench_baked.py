@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 from fakes import make_manifest
+from script_modules import load_script
 
 from autogemm.manifest import magic_multiplier
 from autogemm.problem import Problem
@@ -22,12 +21,7 @@ extern "C" __global__ void __launch_bounds__(384, 1) gemm_kernel(const M a, int 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    path = Path(__file__).resolve().parent.parent / "scripts" / "bench_baked.py"
-    spec = importlib.util.spec_from_file_location("bench_baked", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("bench_baked")
 
 
 def test_each_integer_parameter_becomes_a_constant_of_its_name_and_type(script: ModuleType) -> None:

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
 import time
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from script_modules import load_script
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-EXPERIMENTS, TABLE = script("gpu_memory_model"), script("memory_model_table")
+EXPERIMENTS, TABLE = load_script("gpu_memory_model"), load_script("memory_model_table")
 CUDA = (ROOT / "scripts" / "gpu_memory_model.cu").read_text(encoding="utf-8")
 DOCUMENT = (ROOT / "docs" / "memory-model.md").read_text(encoding="utf-8")
 

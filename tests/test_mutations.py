@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 from pathlib import Path
 
 import pytest
+from script_modules import load_script
 
 pytest.importorskip("tvm")
 
@@ -74,11 +74,7 @@ def test_every_planted_fault_is_found_under_every_seed(mutation: Mutation, level
 
 
 def test_the_table_of_planted_faults_tells_what_was_missed() -> None:
-    path = Path(__file__).resolve().parents[1] / "scripts" / "mutation_table.py"
-    spec = importlib.util.spec_from_file_location("mutation_table", path)
-    assert spec is not None and spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
+    script = load_script("mutation_table")
     assert script.cell(["race", "deadlock, race", "race"]) == "race (deadlock)"
     assert script.cell(["race", "", ""]) == "**missed** under 2 schedules"
     assert script.cell(None) == "not run"

@@ -20,10 +20,10 @@ PACKAGE = ROOT / "autogemm"
 
 # A module imports from its own group or from groups above it, wherever in the file the import stands.
 GROUPS = (
-    ("errors",), ("settings",), ("arch",), ("device",), ("dtypes",), ("problem",), ("config",), ("resources",),
-    ("constraints",), ("space",), ("manifest",), ("binary",), ("results",), ("decoding",), ("algorithm",), ("record",),
-    ("database",), ("decision",), ("kernel_store",), ("predict",), ("kernel",), ("compile",), ("simulate",), ("runtime",),
-    ("measure",), ("search",),
+    ("errors",), ("settings",), ("fingerprint",), ("arch",), ("device",), ("dtypes",), ("problem",), ("config",),
+    ("resources",), ("constraints",), ("space",), ("manifest",), ("binary",), ("results",), ("decoding",), ("algorithm",),
+    ("record",), ("database",), ("decision",), ("kernel_store",), ("predict",), ("kernel",), ("compile",), ("simulate",),
+    ("runtime",), ("measure",), ("search",),
     ("torch_ops",), ("cuda_machine",), ("dispatch",), ("layers",), ("loading", "local"), ("bundle",), ("database_tools",),
     ("verify",), ("shapes",), ("model_shapes",), ("report", "doctor"),
     ("cli",), ("__main__",),

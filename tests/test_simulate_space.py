@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import random
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from script_modules import load_script
 
 pytest.importorskip("tvm")
 
@@ -60,12 +60,7 @@ def test_a_kernel_of_the_space_is_clean_at_both_levels(number: int) -> None:
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    path = Path(__file__).resolve().parents[1] / "scripts" / "check_space.py"
-    spec = importlib.util.spec_from_file_location("check_space", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("check_space")
 
 
 def test_parts_cover_the_space_once(script: ModuleType) -> None:

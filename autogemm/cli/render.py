@@ -128,16 +128,6 @@ def tflops(problem: Problem, seconds: float) -> str:
     )
 
 
-def against(row: Row) -> str:
-    """Return the ratio to cuBLAS with its spread; a dash for a prediction, which has none."""
-    return _ratio(row, "autogemm")
-
-
-def _ratio(row: Row, choice: Choice) -> str:
-    ratio, spread = row.ratio(choice), row.spread(choice)
-    return "-" if ratio is None or spread is None else f"{ratio:.3f} ± {spread:.3f}"
-
-
 def row_table(rows: Sequence[Row], stale: Mapping[int, Sequence[str]] | None = None) -> None:
     """Print Rows, one a line; ``stale`` maps an index to the reasons why that Row is out of date.
 
@@ -154,7 +144,7 @@ def row_table(rows: Sequence[Row], stale: Mapping[int, Sequence[str]] | None = N
             [
                 row.key.problem.shape, row.key.dtype, row.key.gpu, str(row.key.sm_count), row.config.id,
                 Text(row.status, style="green" if measured else "yellow"), duration(row.time_s),
-                tflops(row.key.problem, row.time_s), against(row), _ratio(row, "cublaslt"), tied,
+                tflops(row.key.problem, row.time_s), row.ratio_text(), row.ratio_text("cublaslt"), tied,
                 row.provenance.date[:10], what,
             ]
         )  # fmt: skip
@@ -172,12 +162,12 @@ def row_summary(row: Row) -> None:
         line(f"{head}, PREDICTED by {row.prediction.model} (not measured)", "yellow")
     else:
         tied = f", tied with {len(row.race.tied) - 1} other configs" if row.race is not None and len(row.race.tied) > 1 else ""
-        line(f"{head}, measured, {against(row)} x cuBLAS{tied}", "green")
+        line(f"{head}, measured, {row.ratio_text()} x cuBLAS{tied}", "green")
         if row.choice == "cublas":
             line("  cuBLAS was faster: dispatch uses torch.matmul for this shape")
         if row.cublaslt is not None:
             chosen = ": dispatch runs it" if row.choice == "cublaslt" else ""
-            line(f"  best cuBLASLt algorithm ({row.cublaslt.algorithm}) {_ratio(row, 'cublaslt')} x cuBLAS{chosen}")
+            line(f"  best cuBLASLt algorithm ({row.cublaslt.algorithm}) {row.ratio_text('cublaslt')} x cuBLAS{chosen}")
     line(f"  config {row.config.id}: {row.config}")
     if row.check is not None:
         verdict = "passed" if row.check.passed else f"FAILED ({', '.join(row.check.findings)})"

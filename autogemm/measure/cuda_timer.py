@@ -138,12 +138,7 @@ class CudaTimer:
     def replay(self, name: str, seconds: float) -> int:
         """Replay the warm graph of ``name`` for about ``seconds``, wait for it, and return how many calls it made."""
         graph = self._graph(name, cold=False)
-        estimate = max(self._time(graph), 1e-7)
-        return self.replay_times(name, max(1, math.ceil(seconds / estimate)))
-
-    def replay_times(self, name: str, repeats: int) -> int:
-        """Replay the warm graph of ``name`` ``repeats`` times, wait for it, and return how many calls it made."""
-        graph = self._graph(name, cold=False)
+        repeats = max(1, math.ceil(seconds / max(self._time(graph), 1e-7)))
         with torch.cuda.device(self._device), torch.cuda.stream(self._stream):
             for i in range(repeats):
                 graph.replay()

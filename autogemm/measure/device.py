@@ -232,10 +232,9 @@ class DeviceSession:
 
 
 def warm_up(device: int, seconds: float) -> None:
-    """Keep the GPU busy with large products for ``seconds``, as in sustained use.
+    """Keep the GPU busy with large products for ``seconds``, so that it is as hot as in sustained use.
 
-    A power-capped GPU runs slower the hotter it is, cuBLAS and other kernels by different amounts: on an H200 the ratio of one
-    kernel at 4096x4096x4096 moved from 1.00 to 1.05 within the first minute.
+    For ratios the lead-in of a round (cuda_timer.py) does most: on an H200, 8 s before it changed them by less than 0.005.
     """
     a, b = (torch.randn(WARM_UP_EXTENT, WARM_UP_EXTENT, device=f"cuda:{device}").half() for _ in range(2))
     out = torch.empty_like(a)

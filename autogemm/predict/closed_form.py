@@ -6,7 +6,6 @@ and the zero fill of rows outside the tensor. docs/prediction.md explains the mo
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterable
 from functools import lru_cache
@@ -17,6 +16,7 @@ from ..arch import Gpu
 from ..config import Config
 from ..dtypes import DTYPES
 from ..errors import InputError
+from ..fingerprint import fingerprint
 from ..manifest import ceildiv
 from ..problem import Problem
 from ..results import Prediction
@@ -182,10 +182,7 @@ def predict(
 @lru_cache(maxsize=1)
 def model_hash() -> str:
     """Return the content hash of the model: of its formulas, its constants and what it knows of GPUs."""
-    digest = hashlib.sha256()
-    for file in (*sorted(_FOLDER.glob("*.py")), _FOLDER.parent / "arch.py", _FOLDER.parent / "resources.py"):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+    return fingerprint((*sorted(_FOLDER.glob("*.py")), _FOLDER.parent / "arch.py", _FOLDER.parent / "resources.py"))
 
 
 def _settled_clock(problem: Problem, gpu: Gpu, use: Constants, busy: float) -> float:

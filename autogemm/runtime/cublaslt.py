@@ -20,7 +20,7 @@ from ..algorithm import DATA_BYTES, Algorithm
 from ..config import LaunchKnobs
 from ..errors import InputError, LaunchError, MissingDependency
 from ..problem import Problem
-from .driver import Driver, cuda_driver
+from .driver import Driver, HomeContext, cuda_driver
 from .operands import ALIGNMENT_BYTES
 
 _COMPUTE_32F: Final = 68
@@ -230,8 +230,8 @@ class LoadedAlgorithm:
         self._beta, self._algo = ctypes.addressof(self._zero), ctypes.addressof(opaque)
         self._dtype: torch.dtype = getattr(torch, problem.dtype)
         self._shapes = ((problem.m, problem.k), (problem.n, problem.k), (problem.m, problem.n))
-        self._current_stream, self._current_device = lt.driver.current_stream, lt.driver.current_device
-        self._thread = threading.local()
+        self._current_stream = lt.driver.current_stream
+        self._home = HomeContext(lt.driver, lt.device)
 
     def __call__(
         self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, *, launch: LaunchKnobs | None = None,
@@ -265,11 +265,7 @@ class LoadedAlgorithm:
         Raises:
             LaunchError: cuBLASLt refused.
         """
-        if self._current_device() == self.device:
-            if not hasattr(self._thread, "adopted"):
-                # A thread in which torch has done nothing yet has a current device, but no current context.
-                self._lt.driver.adopt(self.device)
-                self._thread.adopted = True
+        if self._home.here():
             status = self._matmul(*plan)
         else:
             with self._lt.driver.context(self.device):

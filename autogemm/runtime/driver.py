@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -213,63 +214,28 @@ class CudaDriver:
         return found
 
     def max_active_clusters(self, function: int, block_threads: int, cluster_ctas: int, smem_bytes: int) -> int:
-        config = self._launch_config(cluster_ctas, block_threads, cluster_ctas, smem_bytes)
+        config = launch_config(self._cuda, cluster_ctas, block_threads, cluster_ctas, smem_bytes)
         found = self._cuda.cuOccupancyMaxActiveClusters(self._cuda.CUfunction(function), config)
         return int(self._check(found, f"count the clusters of {cluster_ctas} CTAs that fit on the device"))
 
-    def _launch_config(
-        self, grid_ctas: int, block_threads: int, cluster_ctas: int, smem_bytes: int, *, programmatic: bool = False
-    ) -> Any:  # fmt: skip
-        cuda = self._cuda
-        config = cuda.CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid_ctas, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = block_threads, 1, 1
-        config.sharedMemBytes = smem_bytes
-        attributes = []
-        if cluster_ctas > 1:
-            cluster = cuda.CUlaunchAttribute()
-            cluster.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-            dims = cluster.value.clusterDim
-            dims.x, dims.y, dims.z = cluster_ctas, 1, 1
-            attributes.append(cluster)
-        if programmatic:
-            overlap = cuda.CUlaunchAttribute()
-            overlap.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            overlap.value.programmaticStreamSerializationAllowed = 1
-            attributes.append(overlap)
-        config.attrs = attributes
-        config.numAttrs = len(attributes)
-        return config
-
     def prepare(self, spec: LaunchSpec) -> Callable[[], None]:
-        cuda = self._cuda
+        cuda, programmatic = self._cuda, spec.programmatic
         extents = (spec.grid_ctas, spec.block_threads, spec.cluster_ctas, spec.smem_bytes)
         function, params = cuda.CUfunction(spec.function), spec.params
         call, success = cuda.cuLaunchKernelEx, self._success
-        config = self._launch_config(*extents)
-        config.hStream = cuda.CUstream(spec.stream)
+        usual = launch_config(cuda, *extents, programmatic=programmatic)
+        ordinary = launch_config(cuda, *extents) if programmatic else usual
+        usual.hStream = ordinary.hStream = cuda.CUstream(spec.stream)
+        if programmatic:
+            self._overlapping.add(spec.function)
 
         def launch() -> None:
-            status = call(config, function, params, 0)[0]
+            alone = programmatic and self._capturing() and not self._follows_own(spec.stream)
+            status = call(ordinary if alone else usual, function, params, 0)[0]
             if status != success:
                 raise self._error(status, f"launch {spec}")
 
-        if not spec.programmatic:
-            return launch
-        self._overlapping.add(spec.function)
-        overlapping = self._launch_config(*extents, programmatic=True)
-        overlapping.hStream = config.hStream
-        capturing, follows_own = self._capturing, self._follows_own
-
-        def launch_overlapping() -> None:
-            if capturing() and not follows_own(spec.stream):
-                launch()
-                return
-            status = call(overlapping, function, params, 0)[0]
-            if status != success:
-                raise self._error(status, f"launch {spec}")
-
-        return launch_overlapping
+        return launch
 
     def _follows_own(self, stream: int) -> bool:
         """Return whether what is captured next on ``stream`` follows one overlapping kernel and nothing else.
@@ -345,6 +311,49 @@ class CudaDriver:
 
     def _error(self, status: Any, what: str) -> DriverError:
         return DriverError(f"the CUDA driver could not {what}: {getattr(status, 'name', status)}", int(status))
+
+
+def launch_config(
+    cuda: Any, grid_ctas: int, block_threads: int, cluster_ctas: int, smem_bytes: int, *, programmatic: bool = False
+) -> Any:  # fmt: skip
+    """Return a CUlaunchConfig of module ``cuda`` (cuda.bindings.driver) without a stream; arguments as in LaunchSpec."""
+    config = cuda.CUlaunchConfig()
+    config.gridDimX, config.gridDimY, config.gridDimZ = grid_ctas, 1, 1
+    config.blockDimX, config.blockDimY, config.blockDimZ = block_threads, 1, 1
+    config.sharedMemBytes = smem_bytes
+    attributes = []
+    if cluster_ctas > 1:
+        cluster = cuda.CUlaunchAttribute()
+        cluster.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        dims = cluster.value.clusterDim
+        dims.x, dims.y, dims.z = cluster_ctas, 1, 1
+        attributes.append(cluster)
+    if programmatic:
+        overlap = cuda.CUlaunchAttribute()
+        overlap.id = cuda.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        overlap.value.programmaticStreamSerializationAllowed = 1
+        attributes.append(overlap)
+    config.attrs, config.numAttrs = attributes, len(attributes)
+    return config
+
+
+class HomeContext:
+    """Tells whether a device's primary context is the calling thread's, without asking the driver each time."""
+
+    def __init__(self, driver: Driver, device: int) -> None:
+        self._driver, self._device = driver, device
+        self._current_device = driver.current_device
+        self._thread = threading.local()
+
+    def here(self) -> bool:
+        """Return whether it is; if not, enter ``driver.context`` around driver and library calls for that device."""
+        if self._current_device() != self._device:
+            return False
+        if not hasattr(self._thread, "adopted"):
+            # A thread in which torch has done nothing yet has a current device, but no current context.
+            self._driver.adopt(self._device)
+            self._thread.adopted = True
+        return True
 
 
 class DriverError(LaunchError):

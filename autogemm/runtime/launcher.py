@@ -19,7 +19,7 @@ from ..binary import Binary
 from ..config import LaunchKnobs
 from ..errors import InputError, LaunchError
 from ..manifest import Manifest
-from .driver import Driver, LaunchSpec, Memory, cuda_driver
+from .driver import Driver, HomeContext, LaunchSpec, Memory, cuda_driver
 from .plan import TORCH_DTYPES, ParameterBlock, Recipe, launch_variables, recipe
 
 # Plans kept per kernel; one takes about 3 KiB of host memory. Plans that own workspace hold device memory, so fewer of them.
@@ -127,8 +127,7 @@ class Kernel:
         self._default_launch = binary.config.launch
         self._needs_workspace = self.manifest.workspace_bytes.strip() != "0"
         self._current_stream = self._driver.current_stream
-        self._current_device = self._driver.current_device
-        self._thread = threading.local()
+        self._home = HomeContext(self._driver, device)
         # Two generations stand in for least-recently-used order: a hit among the recent costs no bookkeeping, and when the
         # recent are full they become the old ones, so that a plan is dropped only after a whole generation without a call.
         self._recent: dict[tuple[Any, ...], Plan] = {}
@@ -199,11 +198,7 @@ class Kernel:
 
     def run(self, plan: Plan) -> None:
         """Launch ``plan`` in the device's context, on the stream it was made for."""
-        if self._current_device() == self.device:
-            if not hasattr(self._thread, "adopted"):
-                # A thread in which torch has done nothing yet has a current device, but no current context.
-                self._driver.adopt(self.device)
-                self._thread.adopted = True
+        if self._home.here():
             plan.launch()
         else:
             with self._driver.context(self.device):

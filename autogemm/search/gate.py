@@ -20,6 +20,7 @@ from ..compile.children import ChildDied, Children, ChildrenClosed
 from ..config import Config
 from ..decoding import decode
 from ..errors import AutogemmError, InputError
+from ..fingerprint import fingerprint
 from ..kernel.generate import generator_hash
 from ..results import CheckReport
 from ..settings import cache_folder
@@ -88,10 +89,7 @@ def verdict_key(config: Config, arch_name: ArchName, dtype: str) -> str:
 @lru_cache(maxsize=1)
 def simulator_hash() -> str:
     """Return the content hash of the simulator's source files."""
-    digest = hashlib.sha256()
-    for file in sorted((_PACKAGE / "simulate").glob("*.py")):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
+    return fingerprint(sorted((_PACKAGE / "simulate").glob("*.py")))
 
 
 def report_from_json(document: dict[str, Any]) -> CheckReport:
